@@ -1,0 +1,1 @@
+"""Federated learning on clients whose data do not look alike: let a model travel before it is averaged."""

@@ -1,0 +1,154 @@
+"""The engine: takes flights under way and trains them, chain by chain, with whichever executor suits each kind of visit.
+
+Chains meet here: of one plan, of several flights, of several runs. They are grouped by kind, model and the leaves that do not
+train, and no group's bits depend on who else is in it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fedrelay.engine.cut import CutVisiting
+from fedrelay.engine.lanes import Lanes
+from fedrelay.engine.loop import Loop
+from fedrelay.engine.visits import Boarding, Site, Tally
+from fedrelay.seam.folds import Slice
+from fedrelay.seam.recipe import Recipe
+from fedrelay.seam.values import value
+
+AHEAD = 3  # how many widths of chains may be under way beyond the first unfinished block: bounds what waits to be folded
+
+
+@value
+class Pick:
+    """How a kind of visit is trained; part of a run's record, because bits depend on it."""
+
+    engine: str = "lanes"
+    """"lanes", "loop", or "cut" (the loop with the model really cut)."""
+    width: int = 16
+    """Models side by side in lanes; workers of the loop."""
+    channels_last: bool = False
+    precision: str = "float32"
+    why: str = ""
+    """Why it is not the other engine, where that is not a matter of speed."""
+
+
+class Picker(Protocol):
+    """Who decides how a kind is trained."""
+
+    def __call__(self, site: Site, kind: Recipe, queue: Sequence[Boarding]) -> Pick: ...
+
+
+@dataclass(frozen=True)
+class Always:
+    """The same pick for every kind."""
+
+    pick: Pick
+
+    def __call__(self, site: Site, kind: Recipe, queue: Sequence[Boarding]) -> Pick:
+        return self.pick
+
+
+class Engine:
+    """Trains flights.
+
+    ``stride``: steps between two looks at the boundaries. On a processor 1 is best; more lets lanes idle inside a visit, as a
+    captured graph does.
+    """
+
+    def __init__(self, picker: Picker | Pick | None = None, stride: int = 1, keep: int = 4) -> None:
+        self.picker: Picker = Always(picker or Pick()) if isinstance(picker, Pick | None) else picker
+        self.stride, self.keep = stride, keep
+        self._lanes: OrderedDict[Any, Lanes] = OrderedDict()
+
+    def run(self, tallies: Sequence[Tally]) -> None:
+        """Train these flights to their end."""
+        Flow(self, tallies).run()
+
+    def executor(self, site: Site, kind: Recipe, queue: deque[Boarding]) -> Lanes | Loop:
+        """What trains this group; lanes are kept between rounds, with their buffers."""
+        pick = self.picker(site, kind, queue)
+        if pick.engine != "lanes":
+            visiting = {"visiting": CutVisiting} if pick.engine == "cut" else {}
+            return Loop(site, pick.width if pick.engine == "loop" else 1, pick.channels_last, pick.precision, **visiting)
+        key = (id(site.model), id(site.data), id(kind), pick)
+        lanes = self._lanes.pop(key, None)
+        frozen = untrained(site, kind, queue[0])
+        if lanes is None:
+            lanes = Lanes(site, kind, frozen, queue[0], pick.width, self.stride, pick.precision)
+        lanes.step.frozen = frozen
+        self._lanes[key] = lanes
+        while len(self._lanes) > self.keep:
+            self._lanes.popitem(last=False)
+        return lanes
+
+
+def untrained(site: Site, kind: Recipe, b: Boarding) -> dict[str, Tensor]:
+    """The leaves that this kind of visit does not train."""
+    scope = site.model.scope(kind.scope)
+    return {n: b.trip.weights[n] for n in b.trip.weights if n not in scope}
+
+
+class Flow:
+    """Which chains are under way: admitted in order, a window ahead of the first block that is not folded yet."""
+
+    def __init__(self, engine: Engine, tallies: Sequence[Tally]) -> None:
+        self.engine, self.tallies = engine, tallies
+        self.ready: dict[Any, deque[Boarding]] = {}
+        self.admitted = [0] * len(tallies)
+        self.window = AHEAD * 32
+        self._frozen: dict[Any, Any] = {}
+
+    def run(self) -> None:
+        self.admit()
+        while self.ready:
+            group = max(self.ready, key=lambda g: len(self.ready[g]))
+            queue = self.ready[group]
+            first = queue[0]
+            executor = self.engine.executor(first.trip.tally.site, first.recipe.kind, queue)
+            executor.run(queue, self.more)
+            if not queue:
+                del self.ready[group]
+
+    def more(self, closed: Sequence[Boarding]) -> None:
+        """Chains that may go on come first; then new ones are admitted."""
+        for b in reversed(closed):
+            for boarding in reversed(b.trip.open()):
+                self.queue(boarding).appendleft(boarding)
+        self.admit()
+
+    def admit(self) -> None:
+        for i, tally in enumerate(self.tallies):
+            while self.admitted[i] < min(tally.oldest + self.window, len(tally.trips)):
+                until = min(tally.oldest + self.window, len(tally.trips))
+                new = tally.trips[self.admitted[i] : until]
+                self.admitted[i] = until
+                for trip in sorted(new, key=_work, reverse=True):  # longest first leaves few lanes idle at the end
+                    for boarding in trip.open():
+                        self.queue(boarding).append(boarding)
+
+    def queue(self, b: Boarding) -> deque[Boarding]:
+        site, recipe = b.trip.tally.site, b.recipe
+        key = (id(site.model), id(site.data), id(recipe.kind), self.frozen(site, recipe, b.trip.weights))
+        return self.ready.setdefault(key, deque())
+
+    def frozen(self, site: Site, recipe: Recipe, w: Mapping[str, Tensor]) -> Any:
+        """The identity of the leaves that do not train: lanes share one set of them."""
+        if recipe.scope is None and len(site.model.scope()) == len(w):
+            return ()
+        base = w.base if isinstance(w, Slice) and not set(w.stacked) - set(site.model.scope(recipe.scope)) else w
+        known = self._frozen.get((id(base), id(recipe)))
+        if known is None or known[0] is not base:
+            scope = site.model.scope(recipe.scope)
+            known = self._frozen[id(base), id(recipe)] = (base, tuple(id(base[n]) for n in base if n not in scope))
+        return known[1]
+
+
+def _work(trip: Any) -> float:
+    first, n = trip.first, len(trip.chain.visits)
+    return float(sum(trip.tally.sizes[first : first + n]))

@@ -1,0 +1,83 @@
+"""Everyone's data, resident: one tensor on the device, and clients as offsets into one index. Nothing is kept per client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Transform(Protocol):
+    """How gathered rows become what the model sees, on the device. ``keys``: one per row, for augmentation; None: no augmentation."""
+
+    def __call__(self, x: Tensor, keys: Tensor | None) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part (train, validation, test) of every client's data."""
+
+    x: Tensor
+    y: Tensor
+    index: Tensor
+    """int32: which rows; the rows of client k lie at offsets[k] ... offsets[k + 1]."""
+    offsets: np.ndarray[Any, np.dtype[np.int64]]
+
+    @property
+    def sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.diff(self.offsets)
+
+    def rows(self, client: int) -> Tensor:
+        """The numbers of this client's rows."""
+        return self.index[self.offsets[client] : self.offsets[client + 1]].long()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the index: the only thing here that grows with the number of clients."""
+        return self.index.nbytes + self.offsets.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """The clients' data by part, and how rows become inputs."""
+
+    parts: Mapping[str, Part]
+    transform: Transform | None = None
+    dtype: torch.dtype = torch.float32
+    server: tuple[Tensor, Tensor] | None = None
+    """The server's own test rows."""
+    offsets: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def train(self) -> Part:
+        return self.parts["train"]
+
+    def inputs(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Gathered rows as the model sees them."""
+        if self.transform is not None:
+            return self.transform(x, keys).to(self.dtype)
+        return x.to(self.dtype) if x.is_floating_point() else x
+
+    def of(self, client: int, part: str = "train") -> tuple[Tensor, Tensor]:
+        """A client's rows as the model sees them, unaugmented, and their labels."""
+        own = self.parts.get(part) or self.train
+        rows = own.rows(client)
+        return self.inputs(own.x[rows]), own.y[rows]
+
+    @staticmethod
+    def of_lists(xs: list[Tensor], ys: list[Tensor], held: list[tuple[Tensor, Tensor]] | None = None) -> Examples:
+        """From a list of tensors per client."""
+        parts = {"train": _part(xs, ys)}
+        if held is not None:
+            parts["validation"] = _part([x for x, _ in held], [y for _, y in held])
+        dtype = xs[0].dtype if xs[0].is_floating_point() else torch.float32
+        return Examples(parts, dtype=dtype)
+
+
+def _part(xs: list[Tensor], ys: list[Tensor]) -> Part:
+    offsets = np.cumsum([0, *map(len, ys)])
+    return Part(torch.cat(xs), torch.cat(ys), torch.arange(int(offsets[-1]), dtype=torch.int32), offsets)

@@ -1,0 +1,225 @@
+"""The lane engine: chains side by side as one batched computation over stacked parameters.
+
+A lane that finishes its visit takes the next one at once. Shapes come from the kind alone, ragged work is masked exactly, and
+memory depends on the number of lanes only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrelay.engine import optimizers
+from fedrelay.engine.batches import batches, row_keys, total_steps
+from fedrelay.engine.boundary import Prepared, begin, end, prepares
+from fedrelay.engine.steps import Step
+from fedrelay.engine.visits import Boarding, Site
+from fedrelay.seam.folds import stack
+from fedrelay.seam.recipe import Recipe
+from fedrelay.seam.values import tmap
+
+LEG = 1 << 17  # rows of a lane whose order is held at once: a long visit is laid out in legs of whole epochs
+
+
+class Lanes:
+    """``width`` models of one kind side by side."""
+
+    def __init__(self, site: Site, kind: Recipe, frozen: Mapping[str, Tensor], first: Boarding, width: int, stride: int = 1, precision: str = "float32") -> None:
+        self.site, self.kind, self.width, self.stride = site, kind, width, stride
+        self.step = Step(site, kind, frozen, precision)
+        self.scope = site.model.scope(kind.scope)
+        self.prepares = prepares(kind)
+        self.augments = site.data.transform is not None and getattr(site.data.transform, "augments", False)
+        start = first.trip.weights
+        one = start[self.scope[0]]
+        self.device, self.dtype = one.device, one.dtype
+        self.w = {n: start[n].new_zeros((width, *start[n].shape)) for n in self.scope}
+        self.numbers = {n: torch.zeros(width, dtype=self.dtype, device=self.device) for n in first.recipe.numbers}
+        self.context: Any = None
+        self.pool_x, self.pool_y = site.data.train.x, site.data.train.y
+        self.on: list[Boarding | None] = [None] * width
+        self.prepared: list[Prepared | None] = [None] * width
+        self.left, self.epoch, self.epochs = (np.zeros(width, np.int64) for _ in range(3))
+        self.base = torch.arange(width, device=self.device)
+        self.column = torch.arange(kind.rows, device=self.device)
+        self.at, self.done, self.total, self.seen, self.keys = (torch.zeros(width, dtype=torch.int64, device=self.device) for _ in range(5))
+        self.sizes, self.batch = (torch.ones(width, dtype=torch.int64, device=self.device) for _ in range(2))
+        self.loss = torch.zeros(width, dtype=self.dtype, device=self.device)
+        self.rows = torch.zeros((width, 1, kind.rows), dtype=torch.int64, device=self.device)
+        self.counts = torch.zeros((width, 1), dtype=torch.int64, device=self.device)
+        self.buffer: Tensor | None = None
+
+    def run(self, queue: deque[Boarding], more: Callable[[Sequence[Boarding]], None]) -> None:
+        """Train the queue until it is empty. ``more`` is told which chains may go on, and may add to the queue."""
+        while True:
+            self._board(queue)
+            if not any(self.on):
+                return
+            going = self.left[self.left > 0]
+            for _ in range(max(self.stride, int(going.min())) if len(going) else 0):
+                self._step()
+            ran = max(self.stride, int(going.min())) if len(going) else 0
+            self.left = np.maximum(self.left - ran, 0)
+            self._legs()
+            ended = [g for g in range(self.width) if self.on[g] and self.left[g] == 0]
+            if ended:
+                more(self._leave(ended))
+
+    # --- boarding
+
+    def _board(self, queue: deque[Boarding]) -> None:
+        free = [g for g in range(self.width) if self.on[g] is None][: len(queue)]
+        if not free:
+            return
+        batch = [queue.popleft() for _ in free]
+        prepared = [Prepared(self.site, b) if self.prepares else None for b in batch]
+        whole = len(free) == self.width
+        slots = torch.tensor(free, device=self.device)
+
+        def put(lanes: Tensor, new: Tensor) -> None:
+            lanes.copy_(new) if whole else lanes.index_copy_(0, slots, new.to(lanes.dtype).contiguous())
+
+        with torch.no_grad():
+            starts = [b.trip.weights for b in batch]
+            for n, t in self.w.items():
+                put(t, stack(starts, n))
+            context = begin(self.site, batch, prepared)
+            if self.context is None:
+                self.context = tmap(lambda t: t.new_zeros((self.width, *t.shape[1:])), context)
+            tmap(put, self.context, context)
+            distinct = {id(b.recipe): b.recipe.numbers for b in batch}
+            for p, lane in self.numbers.items():
+                values = [distinct[id(b.recipe)][p] for b in batch] if len(distinct) > 1 else [batch[0].recipe.numbers[p]] * len(batch)
+                put(lane, torch.tensor(values, dtype=self.dtype, device=self.device))
+            fresh = optimizers.start(self.kind.optimizer, {n: t[:1] for n, t in self.w.items()}, 1)
+            if not hasattr(self, "opt"):
+                self.opt = optimizers.start(self.kind.optimizer, self.w, self.width)
+            tmap(lambda lane, zero: put(lane, zero.expand(len(free), *zero.shape[1:])), self.opt, fresh)
+            self._lay_out(free, batch, prepared, put)
+
+    def _lay_out(self, free: list[int], batch: list[Boarding], prepared: list[Prepared | None], put: Callable[[Tensor, Tensor], None]) -> None:
+        """Which rows these lanes will train on, in which order."""
+        offsets = self.site.data.train.offsets
+        clients = np.array([b.client for b in batch])
+        if self.prepares:
+            sizes = np.array([len(p.y) for p in prepared if p])
+            self._pool(free, prepared, int(sizes.max()))
+        else:
+            sizes = offsets[clients + 1] - offsets[clients]
+
+        def column(values: Any) -> Tensor:
+            return torch.as_tensor(values, dtype=torch.int64, device=self.device)
+
+        numbers = [b.recipe for b in batch]
+        plain = [column([getattr(r, f) for r in numbers]) for f in ("batch_size", "epochs", "steps")]
+        size, total = column(sizes), total_steps(column(sizes).clamp(min=1), *plain)
+        per_epoch = (size.clamp(min=1) + plain[0] - 1) // plain[0]
+        for lane, new in ((self.sizes, size), (self.batch, plain[0]), (self.total, total), (self.keys, column([b.key for b in batch]))):
+            put(lane, new)
+        for lane in (self.done, self.seen, self.loss):
+            put(lane, torch.zeros(len(free), dtype=lane.dtype, device=self.device))
+        total = torch.where(size > 0, total, 0)
+        self.epoch[free] = 0
+        self.epochs[free] = ((total + per_epoch - 1) // per_epoch).numpy(force=True)
+        for g, b, p in zip(free, batch, prepared, strict=True):
+            self.on[g], self.prepared[g] = b, p
+        self.left[free] = 0
+        self._legs(free)
+
+    def _legs(self, lanes: Sequence[int] | None = None) -> None:
+        """Lay out the next epochs of lanes that have come to the end of those laid out."""
+        lanes = [g for g in (range(self.width) if lanes is None else lanes) if self.on[g] and self.left[g] == 0 and self.epoch[g] < self.epochs[g]]
+        for first in sorted({int(self.epoch[g]) for g in lanes}):
+            some = [g for g in lanes if self.epoch[g] == first]
+            slots = torch.tensor(some, device=self.device)
+            size, batch, total = self.sizes[slots], self.batch[slots], self.total[slots]
+            per_epoch = (size + batch - 1) // batch
+            epochs = int(max(1, min(LEG // (int(per_epoch.max()) * self.kind.rows), (self.epochs[some] - first).max())))
+            laid = batches(self.keys[slots], size, batch, total, first, epochs, self.kind.rows)
+            steps = laid.rows.shape[1]
+            if steps >= self.rows.shape[1]:
+                grown = self.rows.new_zeros((self.width, steps + 1, self.kind.rows))
+                counts = self.counts.new_zeros((self.width, steps + 1))
+                grown[:, : self.rows.shape[1]], counts[:, : self.counts.shape[1]] = self.rows, self.counts
+                self.rows, self.counts = grown, counts
+            self.rows[slots, :steps] = self._pool_rows(some, laid.rows)
+            self.counts[slots] = 0
+            self.counts[slots, :steps] = laid.counts
+            self.rows[slots, steps:] = self.rows[slots, :1]  # an idle lane looks at a row of its own
+            self.at[slots] = 0
+            self.left[some] = (laid.counts > 0).sum(1).numpy(force=True)
+            self.epoch[some] = first + epochs
+
+    def _pool_rows(self, lanes: list[int], places: Tensor) -> Tensor:
+        if self.prepares:
+            return places + (torch.tensor(lanes, device=self.device) * self.capacity).view(-1, 1, 1)
+        part = self.site.data.train
+        clients = np.array([b.client for b in (self.on[g] for g in lanes) if b])
+        offsets = torch.as_tensor(part.offsets[clients], device=self.device)
+        return part.index[places + offsets.view(-1, 1, 1)].long()
+
+    def _pool(self, free: list[int], prepared: list[Prepared | None], longest: int) -> None:
+        """Prepared rows lie in a pool of their own: a stretch per lane."""
+        first = next(p for p in prepared if p)
+        if not hasattr(self, "capacity") or self.capacity < longest:
+            before, self.capacity = getattr(self, "capacity", 0), longest
+            x = first.x.new_zeros((self.width, longest, *first.x.shape[1:]))
+            y = first.y.new_zeros((self.width, longest, *first.y.shape[1:]))
+            if before:
+                x[:, :before], y[:, :before] = self.pool_x.view(self.width, before, *x.shape[2:]), self.pool_y.view(self.width, before, *y.shape[2:])
+                moved = torch.arange(self.width, device=self.device).view(-1, 1, 1) * (longest - before)
+                self.rows = self.rows + moved
+            self.pool_x, self.pool_y = x.flatten(0, 1), y.flatten(0, 1)
+        for g, p in zip(free, prepared, strict=True):
+            if p is not None:
+                at = g * self.capacity
+                self.pool_x[at : at + len(p.y)], self.pool_y[at : at + len(p.y)] = p.x.detach(), p.y
+
+    # --- training
+
+    def _step(self) -> None:
+        lane = self.base * self.rows.shape[1] + self.at
+        rows = self.rows.view(-1, self.kind.rows).index_select(0, lane).view(-1)
+        count = self.counts.view(-1).index_select(0, lane)
+        mask = self.column < count[:, None]
+        x = self._inputs(rows).unflatten(0, (self.width, self.kind.rows))
+        y = self.pool_y.index_select(0, rows).unflatten(0, (self.width, self.kind.rows))
+        self.loss += self.step(self.w, self.opt, self.numbers, x, y, mask, self.context, self.done, self.total)
+        self.seen += count
+        went = (count > 0).long()
+        self.done += went
+        self.at += went
+
+    def _inputs(self, rows: Tensor) -> Tensor:
+        if self.prepares:
+            return self.pool_x.index_select(0, rows)
+        if self.site.data.transform is None and self.pool_x.dtype == self.dtype:
+            if self.buffer is None:  # reused: fresh pages cost more than the copy
+                self.buffer = self.pool_x.new_empty((len(rows), *self.pool_x.shape[1:]))
+            return torch.index_select(self.pool_x, 0, rows, out=self.buffer)
+        keys = row_keys(self.keys, self.done, self.kind.rows).view(-1) if self.augments else None
+        return self.site.data.inputs(self.pool_x.index_select(0, rows), keys)
+
+    # --- leaving
+
+    def _leave(self, ended: list[int]) -> list[Boarding]:
+        """Close the visits in these lanes; the ones whose chains may go on are returned."""
+        batch = [b for b in (self.on[g] for g in ended) if b]
+        prepared = [self.prepared[g] for g in ended]
+        with torch.no_grad():
+            if len(ended) == self.width:
+                w, context = {n: t.clone() for n, t in self.w.items()}, self.context
+                steps, losses = self.done.clone(), self.loss / self.seen.clamp(min=1)
+            else:
+                slots = torch.tensor(ended, device=self.device)
+                w, context = {n: t[slots] for n, t in self.w.items()}, tmap(lambda t: t[slots], self.context)
+                steps, losses = self.done[slots], self.loss[slots] / self.seen[slots].clamp(min=1)
+            goes_on = end(self.site, batch, prepared, w, context, steps, losses)
+        for g in ended:
+            self.on[g] = self.prepared[g] = None
+        return [b for b, on in zip(batch, goes_on, strict=True) if on]

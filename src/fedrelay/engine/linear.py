@@ -1,0 +1,115 @@
+"""The step of a chain of linear layers, written out in batched products: what vmap and autograd compute, in half the time.
+
+Limit on a processor: two products per layer and step (three above the first), 2 x rows x in x out FLOPs each; a round of
+100 clients with 128 padded rows through 784-32-10 is 1.3 GFLOP. Products stay in [lane, row, feature] order, the logits lie
+transposed so that the softmax runs along contiguous rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedrelay.models.model import Model, cross_entropy
+
+ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
+
+
+@dataclass(frozen=True)
+class Layer:
+    weight: str
+    bias: str | None
+    activation: str | None = None
+
+
+def read(model: Model, enters: str | None) -> list[Layer] | None:
+    """The model as linear layers with activations between them, ending in logits; None where it is anything else."""
+    if model.criterion is not cross_entropy:
+        return None
+    layers: list[Layer] = []
+    for segment in model.between(enters):
+        for path, module in model.segments[segment].named_modules():
+            if isinstance(module, nn.Sequential | nn.Identity) or (isinstance(module, nn.Flatten) and not layers):
+                if type(module) not in (nn.Sequential, nn.Identity, nn.Flatten):
+                    return None  # a subclass may do anything in its forward
+                continue
+            if type(module) is nn.Linear:
+                prefix = ".".join(p for p in (segment, path) if p)
+                layers.append(Layer(f"{prefix}.weight", f"{prefix}.bias" if module.bias is not None else None))
+            elif type(module) in ACTIVATIONS and layers and layers[-1].activation is None:
+                layers[-1] = Layer(layers[-1].weight, layers[-1].bias, ACTIVATIONS[type(module)])
+            else:
+                return None
+    return layers if layers and layers[-1].activation is None else None
+
+
+def _activate(z: Tensor, activation: str | None) -> Tensor:
+    return z.relu_() if activation == "relu" else z.tanh_() if activation == "tanh" else z.sigmoid_() if activation else z
+
+
+def _through(d: Tensor, a: Tensor, activation: str | None) -> Tensor:
+    """The gradient before an activation from the one after it; ``a`` is the activation's output."""
+    if activation == "relu":
+        return d.mul_(a > 0)
+    if activation == "tanh":
+        return d.addcmul_(d, a * a, value=-1)
+    return d.mul_(a * (1 - a)) if activation else d
+
+
+def gradients(layers: list[Layer], w: Mapping[str, Tensor], x: Tensor, y: Tensor, mask: Tensor, scale: Tensor, fused: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """Gradients of ``scale`` times the summed loss of every lane's rows, and that sum.
+
+    ``fused``: instead of returning gradients, subtract them from ``w`` at once (with ``scale`` holding the rate, that is a
+    plain SGD step, and the gradients are never written to memory).
+    """
+    inputs = [x.flatten(2)]
+    for layer in layers[:-1]:
+        weight = w[layer.weight].mT
+        z = torch.baddbmm(w[layer.bias].unsqueeze(1), inputs[-1], weight) if layer.bias else inputs[-1] @ weight
+        inputs.append(_activate(z, layer.activation))
+    last = layers[-1]
+    z = w[last.weight] @ inputs[-1].mT  # [lane, class, row]
+    if last.bias:
+        z += w[last.bias].unsqueeze(2)
+    z -= z.amax(1, keepdim=True)
+    truth = z.gather(1, y.unsqueeze(1))
+    d = z.exp_()
+    norm = d.sum(1, keepdim=True)
+    losses = torch.where(mask, (norm.log() - truth).squeeze(1), 0).sum(1)
+    d /= norm
+    d.scatter_add_(1, y.unsqueeze(1), d.new_full((1, 1, 1), -1.0).expand(len(y), 1, y.shape[1]))
+    d = torch.where(mask.unsqueeze(1), d * scale.view(-1, 1, 1), 0)
+    grads: dict[str, Tensor] = {}
+    transposed = True  # whether d is [lane, feature, row]
+    for i in range(len(layers) - 1, -1, -1):
+        layer, h = layers[i], inputs[i]
+        dt = d if transposed else d.mT
+        below = None
+        if i:
+            below = _through(dt.mT @ w[layer.weight], h, layers[i - 1].activation)
+        if fused:
+            w[layer.weight].baddbmm_(dt, h, alpha=-1)
+            if layer.bias:
+                w[layer.bias].sub_(dt.sum(2))
+        else:
+            grads[layer.weight] = dt @ h
+            if layer.bias:
+                grads[layer.bias] = dt.sum(2)
+        if below is not None:
+            d, transposed = below, False
+    return grads, losses
+
+
+class LinearStep:
+    """Losses and gradients of linear chains for many lanes; plain SGD without a penalty is done in place."""
+
+    def __init__(self, layers: list[Layer], fused: bool) -> None:
+        self.layers, self.fused = layers, fused
+
+    def __call__(self, w: Mapping[str, Tensor], x: Tensor, y: Tensor, mask: Tensor, scale: Tensor) -> Any:
+        with torch.no_grad():
+            return gradients(self.layers, w, x, y, mask, scale, self.fused)

@@ -1,0 +1,1 @@
+"""Parts that any system can use: arrays in, arrays out."""

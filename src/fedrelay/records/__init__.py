@@ -1,0 +1,1 @@
+"""The driver of a run, and what a run writes down."""

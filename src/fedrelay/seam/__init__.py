@@ -1,0 +1,1 @@
+"""What algorithms, methods, federations and engines say to each other: frozen values; nothing here trains."""
