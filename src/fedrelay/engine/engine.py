@@ -128,19 +128,19 @@ class Flow:
                 until = min(tally.oldest + self.window, len(tally.trips))
                 new = tally.trips[self.admitted[i] : until]
                 self.admitted[i] = until
-                for trip in sorted(new, key=_work, reverse=True):  # longest first leaves few lanes idle at the end
+                new = sorted(new, key=_work, reverse=True)  # longest first leaves few lanes idle at the end
+                for trip in reversed(new) if tally.backwards else new:
                     for boarding in trip.open():
                         self.queue(boarding).append(boarding)
 
     def queue(self, b: Boarding) -> deque[Boarding]:
-        site, recipe = b.trip.tally.site, b.recipe
-        key = (id(site.model), id(site.data), id(recipe.kind), self.frozen(site, recipe, b.trip.weights))
+        site, recipe, w = b.trip.tally.site, b.recipe, b.trip.weights
+        whole = recipe.scope is None and (w.base if isinstance(w, Slice) else w).keys() == site.trained
+        key = (id(site.model), id(site.data), id(recipe.kind), () if whole else self.frozen(site, recipe, w))
         return self.ready.setdefault(key, deque())
 
     def frozen(self, site: Site, recipe: Recipe, w: Mapping[str, Tensor]) -> Any:
         """The identity of the leaves that do not train: lanes share one set of them."""
-        if recipe.scope is None and len(site.model.scope()) == len(w):
-            return ()
         base = w.base if isinstance(w, Slice) and not set(w.stacked) - set(site.model.scope(recipe.scope)) else w
         known = self._frozen.get((id(base), id(recipe)))
         if known is None or known[0] is not base:

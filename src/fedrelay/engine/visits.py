@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +38,11 @@ class Site:
     """Chains that are folded together; a constant of the run, because sums depend on it."""
     buffers: str = "average"
     """What becomes of BatchNorm's running statistics: "average" (they travel) or "local" (they stay on the client)."""
+
+    @cached_property
+    def trained(self) -> set[str]:
+        """The leaves that train where nothing else is said."""
+        return set(self.model.scope())
 
     @property
     def keeps_buffers(self) -> bool:
@@ -144,6 +150,7 @@ class Tally:
 
     def __init__(self, site: Site, plan: Plan, key: int, memory: Callable[[int], Kept], sizes: Sequence[int], seconds: Sequence[float]) -> None:
         self.site, self.plan, self.memory, self.sizes = site, plan, memory, sizes
+        self.backwards = False  # a test's word: admit chains in another order, which no bit may depend on
         self.at_visits = [f for f in plan.folds if f.at == "visits"]
         self.made = {f: f.empty() for f in plan.folds}
         self.kept: dict[int, Kept] = {}

@@ -50,6 +50,7 @@ class Model:
     def __init__(self, segments: Mapping[str, nn.Module] | nn.Module, criterion: Criterion = cross_entropy) -> None:
         self.segments: dict[str, nn.Module] = dict(segments) if isinstance(segments, Mapping) else {"model": segments}
         self.criterion = criterion
+        self._scopes: dict[tuple[str, ...] | None, tuple[str, ...]] = {}
 
     def initial(self) -> dict[str, Tensor]:
         """The weights that the modules hold now, buffers included; integer counters stay with the module."""
@@ -61,7 +62,13 @@ class Model:
         }
 
     def scope(self, segments: Sequence[str] | None = None) -> tuple[str, ...]:
-        """The names of the trainable leaves of these segments (None: of all)."""
+        """The names of the trainable leaves of these segments (None: of all), as they were at the first call."""
+        key = None if segments is None else tuple(segments)
+        if key not in self._scopes:
+            self._scopes[key] = self._scope(segments)
+        return self._scopes[key]
+
+    def _scope(self, segments: Sequence[str] | None) -> tuple[str, ...]:
         if segments is not None and (unknown := [s for s in segments if s not in self.segments]):
             raise ValueError(f"no segment {unknown[0]!r} in this model: it has {', '.join(self.segments)}")
         return tuple(

@@ -220,7 +220,7 @@ class Simulation:
         if tallies:
             self.engine.run(list(tallies.values()))
         for i, t in tallies.items():
-            memory = {c: k for c, k in t.kept.items() if c in self._air[i].began}
+            memory = {c: t.kept[c] for c in self._air[i].began if c in t.kept}
             self._air[i] = replace(self._air[i], work=Work(t.made, t.receipts(), memory))
 
     def _tally(self, a: Air) -> Tally:
