@@ -6,6 +6,7 @@ train, and no group's bits depend on who else is in it.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +15,14 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedrelay.engine.cut import CutVisiting
-from fedrelay.engine.lanes import Lanes
+from fedrelay.engine.lanes import Lanes, cannot
 from fedrelay.engine.loop import Loop
 from fedrelay.engine.visits import Boarding, Site, Tally
 from fedrelay.seam.folds import Slice
 from fedrelay.seam.recipe import Recipe
 from fedrelay.seam.values import value
 
+log = logging.getLogger("fedrelay")
 AHEAD = 3  # how many widths of chains may be under way beyond the first unfinished block: bounds what waits to be folded
 
 
@@ -64,15 +66,29 @@ class Engine:
     def __init__(self, picker: Picker | Pick | None = None, stride: int = 1, keep: int = 4) -> None:
         self.picker: Picker = Always(picker or Pick()) if isinstance(picker, Pick | None) else picker
         self.stride, self.keep = stride, keep
+        self._cannot: dict[tuple[int, int, int], str | None] = {}
         self._lanes: OrderedDict[Any, Lanes] = OrderedDict()
 
     def run(self, tallies: Sequence[Tally]) -> None:
         """Train these flights to their end."""
         Flow(self, tallies).run()
 
+    def pick(self, site: Site, kind: Recipe, queue: Sequence[Boarding]) -> Pick:
+        """How this group trains. What was to train in lanes and cannot trains in the loop, with one line that says why."""
+        pick = self.picker(site, kind, queue)
+        if pick.engine == "lanes":
+            here = (id(site.model), id(site.data), id(kind))
+            if here not in self._cannot:
+                self._cannot[here] = cannot(site, kind, untrained(site, kind, queue[0]), queue[0])
+                if why := self._cannot[here]:
+                    log.warning("%s", why)
+            if why := self._cannot[here]:
+                return Pick("loop", 1, False, pick.precision, why)
+        return pick
+
     def executor(self, site: Site, kind: Recipe, queue: deque[Boarding]) -> Lanes | Loop:
         """What trains this group; lanes are kept between rounds, with their buffers."""
-        pick = self.picker(site, kind, queue)
+        pick = self.pick(site, kind, queue)
         if pick.engine != "lanes":
             visiting = {"visiting": CutVisiting} if pick.engine == "cut" else {}
             return Loop(site, pick.width if pick.engine == "loop" else 1, pick.channels_last, pick.precision, **visiting)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,10 +47,12 @@ class Examples:
 
     parts: Mapping[str, Part]
     transform: Transform | None = None
+    augments: bool = False
+    """Whether the transform draws: only then rows get keys."""
+    classes: int = 0
     dtype: torch.dtype = torch.float32
     server: tuple[Tensor, Tensor] | None = None
     """The server's own test rows."""
-    offsets: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def train(self) -> Part:

@@ -34,7 +34,6 @@ class Lanes:
         self.step = Step(site, kind, frozen, precision)
         self.scope = site.model.scope(kind.scope)
         self.prepares = prepares(kind)
-        self.augments = site.data.transform is not None and getattr(site.data.transform, "augments", False)
         start = first.trip.weights
         one = start[self.scope[0]]
         self.device, self.dtype = one.device, one.dtype
@@ -57,12 +56,12 @@ class Lanes:
     def run(self, queue: deque[Boarding], more: Callable[[Sequence[Boarding]], None]) -> None:
         """Train the queue until it is empty. ``more`` is told which chains may go on, and may add to the queue."""
         while True:
-            self._board(queue)
+            self.board(queue)
             if not any(self.on):
                 return
             going = self.left[self.left > 0]
             for _ in range(max(self.stride, int(going.min())) if len(going) else 0):
-                self._step()
+                self.advance()
             ran = max(self.stride, int(going.min())) if len(going) else 0
             self.left = np.maximum(self.left - ran, 0)
             self._legs()
@@ -72,7 +71,7 @@ class Lanes:
 
     # --- boarding
 
-    def _board(self, queue: deque[Boarding]) -> None:
+    def board(self, queue: deque[Boarding]) -> None:
         free = [g for g in range(self.width) if self.on[g] is None][: len(queue)]
         if not free:
             return
@@ -182,7 +181,8 @@ class Lanes:
 
     # --- training
 
-    def _step(self) -> None:
+    def advance(self) -> None:
+        """One step of every lane that has one left."""
         lane = self.base * self.rows.shape[1] + self.at
         rows = self.rows.view(-1, self.kind.rows).index_select(0, lane).view(-1)
         count = self.counts.view(-1).index_select(0, lane)
@@ -202,8 +202,12 @@ class Lanes:
             if self.buffer is None:  # reused: fresh pages cost more than the copy
                 self.buffer = self.pool_x.new_empty((len(rows), *self.pool_x.shape[1:]))
             return torch.index_select(self.pool_x, 0, rows, out=self.buffer)
-        keys = row_keys(self.keys, self.done, self.kind.rows).view(-1) if self.augments else None
+        keys = row_keys(self.keys, self.done, self.kind.rows).view(-1) if self.site.data.augments else None
         return self.site.data.inputs(self.pool_x.index_select(0, rows), keys)
+
+    def leave_nothing(self) -> None:
+        """Empty the lanes without closing anything."""
+        self.on, self.prepared = [None] * self.width, [None] * self.width
 
     # --- leaving
 
@@ -223,3 +227,18 @@ class Lanes:
         for g in ended:
             self.on[g] = self.prepared[g] = None
         return [b for b, on in zip(batch, goes_on, strict=True) if on]
+
+
+def cannot(site: Site, kind: Recipe, frozen: Mapping[str, Tensor], b: Boarding) -> str | None:
+    """Why this kind of visit cannot train in lanes, in one sentence; None if it can."""
+    if site.model.moody:
+        return "this model trains in the loop engine: its BatchNorm or dropout layers cannot be vectorised (GroupNorm can)"
+    try:
+        lanes = Lanes(site, kind, frozen, b, 2)
+        lanes.board(deque([b]))
+        lanes.advance()
+        lanes.leave_nothing()
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, LookupError) as e:  # whatever it is, the loop will say it too
+        rules = "+".join(type(r).__name__ for r in kind.rules) or "no rule"
+        return f"this kind of visit ({rules}) trains in the loop engine, because it cannot be vectorised: {str(e).strip().splitlines()[0]}"
+    return None

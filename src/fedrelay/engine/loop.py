@@ -96,8 +96,8 @@ class Visiting:
     def step(self, x: Tensor, y: Tensor) -> None:
         self.objective(x, y).backward()  # type: ignore[no-untyped-call]
 
-    def train(self) -> str | None:
-        """Every step of the visit; why it failed, or None."""
+    def train(self, most: int | None = None) -> str | None:
+        """Every step of the visit (at most ``most``); why it failed, or None."""
         fixed = self.size and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for s in self.site.model.segments.values() for m in s.modules())
         if fixed and 1 in (self.size % int(self.recipe.batch_size), int(self.recipe.batch_size)):
             return "BatchNorm cannot train on a batch of one example: choose another batch size, or GroupNorm"
@@ -110,6 +110,8 @@ class Visiting:
             self.optimizer.step()
             self.steps += 1
             self.seen += len(y)
+            if self.steps == most:
+                break
         return None
 
     def end(self) -> Staged:
