@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "methods": "seam",
     "algorithms": "seam methods parts",
     "data": "seam",
-    "data.augment": "seam engine.random",
+    
     "models": "seam",
     "engine": "seam methods data models",
     "simulation": "seam data models engine",

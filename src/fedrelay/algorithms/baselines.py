@@ -8,7 +8,7 @@ from fedrelay.methods.plain import Plain
 from fedrelay.seam.algorithm import Algorithm, State
 from fedrelay.seam.federation import Run
 from fedrelay.seam.folds import Bank
-from fedrelay.seam.plan import Chain, Visit, chain
+from fedrelay.seam.plan import EVERYBODY, chain
 from fedrelay.seam.recipe import Recipe
 from fedrelay.seam.values import value
 
@@ -42,10 +42,7 @@ class Personal:
 
 @value
 class Centralised(Algorithm[State]):
-    """All clients' examples at the server: one visit to "everybody's data", a client of its own that the simulation adds.
-
-    A round is one visit with the recipe, so its epochs are epochs over all examples.
-    """
+    """All clients' examples pooled at the server (the ledger says so). A round is one visit: its epochs are over everything."""
 
     recipe: Recipe = Recipe()
 
@@ -54,9 +51,5 @@ class Centralised(Algorithm[State]):
 
     def round(self, fed: Run, s: State) -> State:
         method = Plain()
-        got = fed.train([Chain(s.weights, (Visit(EVERYBODY, (self.recipe,)),))], *method.folds)
+        got = fed.train([chain(s.weights, [EVERYBODY], self.recipe)], *method.folds)
         return State(*method.merge(s.weights, None, got))
-
-
-EVERYBODY = -1
-"""The client that stands for all examples pooled at the server."""

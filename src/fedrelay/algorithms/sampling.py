@@ -37,7 +37,9 @@ class Uniform(Sampling):
     fraction: float = 0.1
 
     def draw(self, fed: Run) -> Sequence[int]:
-        clients: list[int] = fed.rng("cohort").choice(fed.clients, _count(self.count, self.fraction, len(fed.clients)), replace=False).tolist()
+        clients: list[int] = (
+            fed.rng("cohort").choice(fed.clients, _count(self.count, self.fraction, len(fed.clients)), replace=False).tolist()
+        )
         return clients
 
 

@@ -122,7 +122,8 @@ def _child(keys: Tensor, index: Tensor | int) -> Tensor:
     """The engine's generator, imported when something is drawn: datasets are described where no engine is loaded."""
     from fedrelay.seam.places import child
 
-    return child(keys, index)
+    drawn: Tensor = child(keys, index)
+    return drawn
 
 
 def _each(numbers: tuple[float, ...], channels: int) -> tuple[float, ...]:

@@ -114,7 +114,9 @@ def vectorised(batch: Sequence[Boarding], i: int, params: Leaves, context: Any, 
         kept.append(end)
         return dict(end.weights), dict(end.memory or {}), {k: dict(u) for k, u in end.up.items()}, dict(end.along or {})
 
-    made = vmap(one, in_dims=(0, dims, memory_dims, along_dims, 0, 0, 0))(params, received, memory, along, context, numbers, plain)
+    made = vmap(one, in_dims=(0, dims, memory_dims, along_dims, 0, 0, 0))(
+        params, received, memory, along, context, numbers, plain
+    )
     if steps is None:
         return made
     return (*made[:3], None if kept[0].along is None else made[3], kept[0].memory is not None)
@@ -216,7 +218,9 @@ class Staged(NamedTuple):
     along: Mapping[str, Leaves]
 
 
-def commit(site: Site, batch: Sequence[Boarding], made: Staged, steps: Tensor, losses: Tensor, cut: Sequence[int] | None = None) -> list[bool]:
+def commit(
+    site: Site, batch: Sequence[Boarding], made: Staged, steps: Tensor, losses: Tensor, cut: Sequence[int] | None = None
+) -> list[bool]:
     """Hand over what is finite; what is not fails. Says of each visit whether its chain may go on."""
     params, memory, up, along = made
     if batch[0].recipe.held_out or any(len(b.trip.chain.visits[b.trip.position].recipes) > 1 for b in batch):
@@ -249,7 +253,15 @@ def _base(b: Boarding, params: Leaves) -> Leaves:
     return {**w.base, **still} if still else w.base
 
 
-def _one_by_one(site: Site, batch: Sequence[Boarding], prepared: Sequence[Prepared | None], i: int, params: Leaves, context: Any, steps: Tensor) -> Any:
+def _one_by_one(
+    site: Site,
+    batch: Sequence[Boarding],
+    prepared: Sequence[Prepared | None],
+    i: int,
+    params: Leaves,
+    context: Any,
+    steps: Tensor,
+) -> Any:
     """``end`` of a rule that reads rows, client by client."""
     ends = []
     for k, (b, p) in enumerate(zip(batch, prepared, strict=True)):
@@ -262,7 +274,13 @@ def _one_by_one(site: Site, batch: Sequence[Boarding], prepared: Sequence[Prepar
 
     passed = None if ends[0].along is None else gather([e.along for e in ends])
     changed = ends[0].memory is not None
-    return gather([e.weights for e in ends]), gather([e.memory for e in ends]) if changed else {}, gather([e.up for e in ends]), passed, changed
+    return (
+        gather([e.weights for e in ends]),
+        gather([e.memory for e in ends]) if changed else {},
+        gather([e.up for e in ends]),
+        passed,
+        changed,
+    )
 
 
 def held_out_loss(site: Site, b: Boarding, w: Leaves) -> float:

@@ -23,7 +23,9 @@ class CutVisiting(Visiting):
         segments = list(self.site.model.segments)
         self.at = self.recipe.cut or segments[-1]
         if needs := [name(r) for r in self.recipe.rules if r.has("loss")]:
-            raise ValueError(f"{needs[0]} needs the whole model, so it cannot be used across a cut: train without `cut`, or without {needs[0]}")
+            raise ValueError(
+                f"{needs[0]} needs the whole model, so it cannot be used across a cut: train without `cut`, or without {needs[0]}"
+            )
         below = self.site.model.scope(segments[: segments.index(self.at)])
         self.device, self.server = ({n: p for n, p in self.params.items() if (n in below) is side} for side in (True, False))
         halves = [list(half.values()) for half in (self.device, self.server) if half]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,6 +68,16 @@ class Engine:
         self.stride, self.keep = stride, keep
         self._cannot: dict[tuple[int, int, int], str | None] = {}
         self._lanes: OrderedDict[Any, Lanes] = OrderedDict()
+
+    def picks(self) -> Mapping[str, Pick]:
+        """What a measuring picker has decided; nothing where the pick is fixed."""
+        return dict(getattr(self.picker, "picks", {}))
+
+    def use(self, picks: Mapping[str, Pick], told: Callable[[Mapping[str, Pick]], None] | None = None) -> None:
+        """Decide as recorded, and tell of every new decision before its first step."""
+        if hasattr(self.picker, "picks"):
+            self.picker.picks.update(picks)
+            self.picker.told = told  # type: ignore[attr-defined]
 
     def run(self, tallies: Sequence[Tally]) -> None:
         """Train these flights to their end."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Ints = NDArray[np.int64]
 
 
 class Transform(Protocol):
@@ -17,7 +21,7 @@ class Transform(Protocol):
     def __call__(self, x: Tensor, keys: Tensor | None) -> Tensor: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
     """One part (train, validation, test) of every client's data."""
 
@@ -25,15 +29,26 @@ class Part:
     y: Tensor
     index: Tensor
     """int32: which rows; the rows of client k lie at offsets[k] ... offsets[k + 1]."""
-    offsets: np.ndarray[Any, np.dtype[np.int64]]
+    offsets: Ints
 
-    @property
-    def sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    @cached_property
+    def sizes(self) -> Ints:
+        """Rows of each client."""
         return np.diff(self.offsets)
+
+    @cached_property
+    def starts(self) -> Ints:
+        """Where each client's rows begin in the index; at EVERYBODY (-1) everybody's do."""
+        return np.append(self.offsets[:-1], 0)
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """How many rows each client has, and at EVERYBODY (-1) all of them together."""
+        return np.append(self.sizes, self.offsets[-1])
 
     def rows(self, client: int) -> Tensor:
         """The numbers of this client's rows."""
-        return self.index[self.offsets[client] : self.offsets[client + 1]].long()
+        return self.index[self.starts[client] : self.starts[client] + self.lengths[client]].long()
 
     @property
     def nbytes(self) -> int:

@@ -29,7 +29,16 @@ LEG = 1 << 17  # rows of a lane whose order is held at once: a long visit is lai
 class Lanes:
     """``width`` models of one kind side by side."""
 
-    def __init__(self, site: Site, kind: Recipe, frozen: Mapping[str, Tensor], first: Boarding, width: int, stride: int = 1, precision: str = "float32") -> None:
+    def __init__(
+        self,
+        site: Site,
+        kind: Recipe,
+        frozen: Mapping[str, Tensor],
+        first: Boarding,
+        width: int,
+        stride: int = 1,
+        precision: str = "float32",
+    ) -> None:
         self.site, self.kind, self.width, self.stride = site, kind, width, stride
         self.step = Step(site, kind, frozen, precision)
         self.scope = site.model.scope(kind.scope)
@@ -46,12 +55,16 @@ class Lanes:
         self.left, self.epoch, self.epochs = (np.zeros(width, np.int64) for _ in range(3))
         self.base = torch.arange(width, device=self.device)
         self.column = torch.arange(kind.rows, device=self.device)
-        self.at, self.done, self.total, self.seen, self.keys = (torch.zeros(width, dtype=torch.int64, device=self.device) for _ in range(5))
+        self.at, self.done, self.total, self.seen, self.keys = (
+            torch.zeros(width, dtype=torch.int64, device=self.device) for _ in range(5)
+        )
         self.sizes, self.batch = (torch.ones(width, dtype=torch.int64, device=self.device) for _ in range(2))
         self.loss = torch.zeros(width, dtype=self.dtype, device=self.device)
         self.rows = torch.zeros((width, 1, kind.rows), dtype=torch.int64, device=self.device)
         self.counts = torch.zeros((width, 1), dtype=torch.int64, device=self.device)
         self.buffer: Tensor | None = None
+        self.opt: Any = None
+        self.capacity = 0
 
     def run(self, queue: deque[Boarding], more: Callable[[Sequence[Boarding]], None]) -> None:
         """Train the queue until it is empty. ``more`` is told which chains may go on, and may add to the queue."""
@@ -93,23 +106,27 @@ class Lanes:
             tmap(put, self.context, context)
             distinct = {id(b.recipe): b.recipe.numbers for b in batch}
             for p, lane in self.numbers.items():
-                values = [distinct[id(b.recipe)][p] for b in batch] if len(distinct) > 1 else [batch[0].recipe.numbers[p]] * len(batch)
+                values = (
+                    [distinct[id(b.recipe)][p] for b in batch] if len(distinct) > 1 else [batch[0].recipe.numbers[p]] * len(batch)
+                )
                 put(lane, torch.tensor(values, dtype=self.dtype, device=self.device))
             fresh = optimizers.start(self.kind.optimizer, {n: t[:1] for n, t in self.w.items()}, 1)
-            if not hasattr(self, "opt"):
+            if self.opt is None:
                 self.opt = optimizers.start(self.kind.optimizer, self.w, self.width)
             tmap(lambda lane, zero: put(lane, zero.expand(len(free), *zero.shape[1:])), self.opt, fresh)
             self._lay_out(free, batch, prepared, put)
 
-    def _lay_out(self, free: list[int], batch: list[Boarding], prepared: list[Prepared | None], put: Callable[[Tensor, Tensor], None]) -> None:
+    def _lay_out(
+        self, free: list[int], batch: list[Boarding], prepared: list[Prepared | None], put: Callable[[Tensor, Tensor], None]
+    ) -> None:
         """Which rows these lanes will train on, in which order."""
-        offsets = self.site.data.train.offsets
+        part = self.site.data.train
         clients = np.array([b.client for b in batch])
         if self.prepares:
             sizes = np.array([len(p.y) for p in prepared if p])
             self._pool(free, prepared, int(sizes.max()))
         else:
-            sizes = offsets[clients + 1] - offsets[clients]
+            sizes = part.lengths[clients]
 
         def column(values: Any) -> Tensor:
             return torch.as_tensor(values, dtype=torch.int64, device=self.device)
@@ -118,7 +135,12 @@ class Lanes:
         plain = [column([getattr(r, f) for r in numbers]) for f in ("batch_size", "epochs", "steps")]
         size, total = column(sizes), total_steps(column(sizes).clamp(min=1), *plain)
         per_epoch = (size.clamp(min=1) + plain[0] - 1) // plain[0]
-        for lane, new in ((self.sizes, size), (self.batch, plain[0]), (self.total, total), (self.keys, column([b.key for b in batch]))):
+        for lane, new in (
+            (self.sizes, size),
+            (self.batch, plain[0]),
+            (self.total, total),
+            (self.keys, column([b.key for b in batch])),
+        ):
             put(lane, new)
         for lane in (self.done, self.seen, self.loss):
             put(lane, torch.zeros(len(free), dtype=lane.dtype, device=self.device))
@@ -132,7 +154,11 @@ class Lanes:
 
     def _legs(self, lanes: Sequence[int] | None = None) -> None:
         """Lay out the next epochs of lanes that have come to the end of those laid out."""
-        lanes = [g for g in (range(self.width) if lanes is None else lanes) if self.on[g] and self.left[g] == 0 and self.epoch[g] < self.epochs[g]]
+        lanes = [
+            g
+            for g in (range(self.width) if lanes is None else lanes)
+            if self.on[g] and self.left[g] == 0 and self.epoch[g] < self.epochs[g]
+        ]
         for first in sorted({int(self.epoch[g]) for g in lanes}):
             some = [g for g in lanes if self.epoch[g] == first]
             slots = torch.tensor(some, device=self.device)
@@ -159,18 +185,21 @@ class Lanes:
             return places + (torch.tensor(lanes, device=self.device) * self.capacity).view(-1, 1, 1)
         part = self.site.data.train
         clients = np.array([b.client for b in (self.on[g] for g in lanes) if b])
-        offsets = torch.as_tensor(part.offsets[clients], device=self.device)
+        offsets = torch.as_tensor(part.starts[clients], device=self.device)
         return part.index[places + offsets.view(-1, 1, 1)].long()
 
     def _pool(self, free: list[int], prepared: list[Prepared | None], longest: int) -> None:
         """Prepared rows lie in a pool of their own: a stretch per lane."""
         first = next(p for p in prepared if p)
-        if not hasattr(self, "capacity") or self.capacity < longest:
-            before, self.capacity = getattr(self, "capacity", 0), longest
+        if self.capacity < longest:
+            before, self.capacity = self.capacity, longest
             x = first.x.new_zeros((self.width, longest, *first.x.shape[1:]))
             y = first.y.new_zeros((self.width, longest, *first.y.shape[1:]))
             if before:
-                x[:, :before], y[:, :before] = self.pool_x.view(self.width, before, *x.shape[2:]), self.pool_y.view(self.width, before, *y.shape[2:])
+                x[:, :before], y[:, :before] = (
+                    self.pool_x.view(self.width, before, *x.shape[2:]),
+                    self.pool_y.view(self.width, before, *y.shape[2:]),
+                )
                 moved = torch.arange(self.width, device=self.device).view(-1, 1, 1) * (longest - before)
                 self.rows = self.rows + moved
             self.pool_x, self.pool_y = x.flatten(0, 1), y.flatten(0, 1)
@@ -238,7 +267,13 @@ def cannot(site: Site, kind: Recipe, frozen: Mapping[str, Tensor], b: Boarding) 
         lanes.board(deque([b]))
         lanes.advance()
         lanes.leave_nothing()
-    except (RuntimeError, ValueError, TypeError, NotImplementedError, LookupError) as e:  # whatever it is, the loop will say it too
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        NotImplementedError,
+        LookupError,
+    ) as e:  # whatever it is, the loop will say it too
         rules = "+".join(type(r).__name__ for r in kind.rules) or "no rule"
         return f"this kind of visit ({rules}) trains in the loop engine, because it cannot be vectorised: {str(e).strip().splitlines()[0]}"
     return None

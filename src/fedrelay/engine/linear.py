@@ -60,7 +60,9 @@ def _through(d: Tensor, a: Tensor, activation: str | None) -> Tensor:
     return d.mul_(a * (1 - a)) if activation else d
 
 
-def gradients(layers: list[Layer], w: Mapping[str, Tensor], x: Tensor, y: Tensor, mask: Tensor, scale: Tensor, fused: bool) -> tuple[dict[str, Tensor], Tensor]:
+def gradients(
+    layers: list[Layer], w: Mapping[str, Tensor], x: Tensor, y: Tensor, mask: Tensor, scale: Tensor, fused: bool
+) -> tuple[dict[str, Tensor], Tensor]:
     """Gradients of ``scale`` times the summed loss of every lane's rows, and that sum.
 
     ``fused``: instead of returning gradients, subtract them from ``w`` at once (with ``scale`` holding the rate, that is a

@@ -39,7 +39,7 @@ class Visiting:
         if site.buffers == "local" and BUFFERS in b.memory:
             self.buffers = {n: t.clone() for n, t in b.memory[BUFFERS].items()}
         self.frozen = {n: t for n, t in self.received.items() if n not in self.scope}
-        self.size = len(self.rows.y) if self.rows else int(site.data.train.sizes[b.client])
+        self.size = len(self.rows.y) if self.rows else int(site.data.train.lengths[b.client])
         self.steps = self.seen = 0
         self.loss_sum = 0.0
 
@@ -60,7 +60,7 @@ class Visiting:
         if self.rows:
             return self.rows.x[places].detach(), self.rows.y[places]
         part = self.site.data.train
-        rows = part.index[places + int(part.offsets[self.b.client])].long()
+        rows = part.index[places + int(part.starts[self.b.client])].long()
         x = self.site.data.inputs(part.x[rows], keys)
         return (x.contiguous(memory_format=self.layout) if x.ndim == 4 else x), part.y[rows]
 
@@ -94,11 +94,13 @@ class Visiting:
         return loss
 
     def step(self, x: Tensor, y: Tensor) -> None:
-        self.objective(x, y).backward()  # type: ignore[no-untyped-call]
+        self.objective(x, y).backward()
 
     def train(self, most: int | None = None) -> str | None:
         """Every step of the visit (at most ``most``); why it failed, or None."""
-        fixed = self.size and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for s in self.site.model.segments.values() for m in s.modules())
+        fixed = self.size and any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) for s in self.site.model.segments.values() for m in s.modules()
+        )
         if fixed and 1 in (self.size % int(self.recipe.batch_size), int(self.recipe.batch_size)):
             return "BatchNorm cannot train on a batch of one example: choose another batch size, or GroupNorm"
         total = int(self.recipe.steps) or int(self.recipe.epochs) * -(-self.size // int(self.recipe.batch_size))
@@ -150,6 +152,9 @@ class Visiting:
         return commit(self.site, [self.b], made, torch.tensor([self.steps]), loss, [cut])[0]
 
 
+Visited = tuple[Visiting, str | None, Staged | None]
+
+
 def _lone(tree: Any) -> dict[str, Tensor]:
     return {n: t.unsqueeze(0) for n, t in tree.items()}
 
@@ -158,14 +163,27 @@ class Loop:
     """Visits one after another, or by several workers with one thread each (beside other load, and where the operators of a
     small model do not fill two threads, that is faster)."""
 
-    def __init__(self, site: Site, workers: int = 1, channels_last: bool = False, precision: str = "float32", visiting: type[Visiting] = Visiting) -> None:
-        self.site, self.workers, self.channels_last, self.precision, self.visiting = site, workers, channels_last, precision, visiting
+    def __init__(
+        self,
+        site: Site,
+        workers: int = 1,
+        channels_last: bool = False,
+        precision: str = "float32",
+        visiting: type[Visiting] = Visiting,
+    ) -> None:
+        self.site, self.workers, self.channels_last, self.precision, self.visiting = (
+            site,
+            workers,
+            channels_last,
+            precision,
+            visiting,
+        )
 
     def run(self, queue: deque[Boarding], more: Callable[[Sequence[Boarding]], None]) -> None:
         """Train the queue until it is empty. ``more`` is told which chains may go on, and may add to the queue."""
         if self.workers == 1:
             while queue:
-                self._close(*self._train(queue.popleft()), more)
+                self._close(self._train(queue.popleft()), more)
             return
         with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             going: set[Future[Any]] = set()
@@ -174,13 +192,15 @@ class Loop:
                     going.add(pool.submit(self._train, queue.popleft()))
                 done, going = wait(going, return_when=FIRST_COMPLETED)
                 for f in done:
-                    self._close(*f.result(), more)
+                    self._close(f.result(), more)
 
-    def _train(self, b: Boarding) -> tuple[Visiting, str | None, Staged | None]:
+    def _train(self, b: Boarding) -> Visited:
         v = self.visiting(self.site, b, self.channels_last, self.precision)
-        return v, *v.run()
+        reason, made = v.run()
+        return v, reason, made
 
-    def _close(self, v: Visiting, reason: str | None, made: Staged | None, more: Callable[[Sequence[Boarding]], None]) -> None:
+    def _close(self, visited: Visited, more: Callable[[Sequence[Boarding]], None]) -> None:
+        v, reason, made = visited
         with torch.no_grad():
             goes_on = v.close(reason, made)
         more([v.b] if goes_on else [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -75,6 +75,13 @@ class Spill:
             out.setdefault(rule, {})[leaf] = t
         return out
 
+    def lazily(self, row: Row) -> dict[str, dict[str, LazyLeaf]]:
+        """The same without reading anything yet."""
+        out: dict[str, dict[str, LazyLeaf]] = {}
+        for rule, leaf, _, _ in self._kinds[self._kind_of[row.number]]:
+            out.setdefault(rule, {})[leaf] = LazyLeaf(row, rule, leaf)
+        return out
+
     def drop(self, row: Row) -> None:
         """Nobody refers to this row any more; its place in the file is used again."""
         tensors = self._cache.pop(row.number, None)
@@ -93,7 +100,9 @@ class Spill:
                 self._write(oldest, cold)
 
     def _bytes(self, number: int) -> int:
-        return sum(getattr(torch, d).itemsize * int(np.prod(s, dtype=np.int64)) for _, _, d, s in self._kinds[self._kind_of[number]])
+        return sum(
+            getattr(torch, d).itemsize * int(np.prod(s, dtype=np.int64)) for _, _, d, s in self._kinds[self._kind_of[number]]
+        )
 
     def _open(self) -> BinaryIO:
         if self._file is None:
@@ -109,7 +118,10 @@ class Spill:
         try:
             os.pwrite(self._open().fileno(), data, at)
         except OSError as e:
-            raise OSError(e.errno, f"client memory could not be spilled to {self.folder or tempfile.gettempdir()} ({e.strerror}): free some space, or raise the memory budget") from e
+            raise OSError(
+                e.errno,
+                f"client memory could not be spilled to {self.folder or tempfile.gettempdir()} ({e.strerror}): free some space, or raise the memory budget",
+            ) from e
         self._where[number] = at
 
     def _read(self, number: int, layout: Layout) -> tuple[Tensor, ...]:
@@ -118,7 +130,9 @@ class Spill:
         for _, _, name, shape in layout:
             dtype = getattr(torch, name)
             n = int(np.prod(shape, dtype=np.int64))
-            out.append(torch.frombuffer(data, dtype=dtype, count=n, offset=at).reshape(shape) if n else torch.empty(shape, dtype=dtype))
+            out.append(
+                torch.frombuffer(data, dtype=dtype, count=n, offset=at).reshape(shape) if n else torch.empty(shape, dtype=dtype)
+            )
             at += n * dtype.itemsize
         return tuple(out)
 
@@ -147,7 +161,9 @@ class Memories:
         if known and known[0] == version:
             return
         if version != (known[0] if known else 0) + 1:
-            raise ValueError(f"client {client} keeps version {known[0] if known else 0} of its memory; version {version} does not follow it")
+            raise ValueError(
+                f"client {client} keeps version {known[0] if known else 0} of its memory; version {version} does not follow it"
+            )
         if known:
             self.spill.drop(known[1])
         self._rows[path, client] = version, row
@@ -163,7 +179,7 @@ class Memories:
 
     def state(self) -> Any:
         """As a value whose tensors are read from disk one row at a time."""
-        return tuple((path, client, version, LazyKept(row)) for (path, client), (version, row) in self._rows.items())
+        return tuple((path, client, version, self.spill.lazily(row)) for (path, client), (version, row) in self._rows.items())
 
     def restore(self, state: Any) -> None:
         for _, row in self._rows.values():
@@ -171,19 +187,17 @@ class Memories:
         self._rows = {(path, client): (version, self.spill.put(kept)) for path, client, version, kept in state}
 
 
-class LazyKept(Mapping[str, Mapping[str, Tensor]]):
-    """A memory that is read when it is looked at."""
+@dataclass(frozen=True)
+class LazyLeaf:
+    """One tensor of a row, read when it is needed. Rows never change, so its key names its bits."""
 
-    def __init__(self, row: Row) -> None:
-        self.row = row
+    row: Row
+    rule: str
+    leaf: str
 
-    def __getitem__(self, rule: str) -> Mapping[str, Tensor]:
-        return self.row.spill.get(self.row)[rule]
+    @property
+    def key(self) -> Hashable:
+        return id(self.row.spill), self.row.number, self.rule, self.leaf
 
-    def __iter__(self) -> Any:
-        return iter(self.row.spill.get(self.row))
-
-    def __len__(self) -> int:
-        return len(self.row.spill.get(self.row))
-
-
+    def load(self) -> Tensor:
+        return self.row.spill.get(self.row)[self.rule][self.leaf]

@@ -30,10 +30,23 @@ class Step:
         self.losses = [r for r in kind.rules if r.has("loss")]
         o = kind.optimizer
         bare = isinstance(o, SGD) and not o.momentum and not o.decay and not self.penalties
-        layers = None if frozen_inside(site, kind) or self.losses or precision != "float32" else linear.read(site.model, self.enters)
+        layers = (
+            None if frozen_inside(site, kind) or self.losses or precision != "float32" else linear.read(site.model, self.enters)
+        )
         self.linear = linear.LinearStep(layers, fused=bare) if layers else None
 
-    def __call__(self, w: dict[str, Tensor], opt: Any, numbers: Leaves, x: Tensor, y: Tensor, mask: Tensor, context: Any, at: Tensor, total: Tensor) -> Tensor:
+    def __call__(
+        self,
+        w: dict[str, Tensor],
+        opt: Any,
+        numbers: Leaves,
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor,
+        context: Any,
+        at: Tensor,
+        total: Tensor,
+    ) -> Tensor:
         """Move every lane that has a batch, in place; returns each lane's summed loss over its rows."""
         active = mask.any(1)
         rate = numbers["learning_rate"]
@@ -43,14 +56,14 @@ class Step:
             per_row = 1 / mask.sum(1).clamp(min=1).to(rate.dtype)
             grads, losses = self.linear(w, x, y, mask, per_row * rate if self.linear.fused else per_row)
             if self.linear.fused:
-                return losses  # type: ignore[no-any-return]
+                return losses
             if self.penalties:
                 for n, g in self.penalty_gradients(w, numbers, context).items():
                     grads[n] = grads[n] + g
         else:
             grads, losses = self.gradients(w, numbers, x, y, mask, context)
         optimizers.step(optimizers.bound(self.kind, numbers), w, grads, opt, rate, active)
-        return losses  # type: ignore[no-any-return]
+        return losses
 
     def penalty(self, p: Leaves, numbers: Leaves, context: Any) -> Tensor:
         """The rules' penalties of one model."""
@@ -68,7 +81,7 @@ class Step:
 
         def forward(q: Leaves, rows: Tensor) -> Tensor:
             with torch.autocast(rows.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-                return self.model.forward({**self.frozen, **q}, rows, self.enters)
+                return self.model.forward({**self.frozen, **q}, rows, self.enters, training=True)
 
         z = forward(p, x)
         z = z.to(next(iter(p.values())).dtype)
@@ -80,7 +93,9 @@ class Step:
             loss = loss + rebind(r, name(r), numbers).loss(forward, x, y, mask, context[name(r)])
         return loss, data.detach()
 
-    def gradients(self, w: Leaves, numbers: Leaves, x: Tensor, y: Tensor, mask: Tensor, context: Any) -> tuple[dict[str, Tensor], Tensor]:
+    def gradients(
+        self, w: Leaves, numbers: Leaves, x: Tensor, y: Tensor, mask: Tensor, context: Any
+    ) -> tuple[dict[str, Tensor], Tensor]:
         live = {n: t.detach().requires_grad_() for n, t in w.items()}
         loss, data = vmap(self.objective)(live, dict(numbers), x, y, mask, context)
         grads = torch.autograd.grad(loss.sum(), list(live.values()), materialize_grads=True)

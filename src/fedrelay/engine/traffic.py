@@ -17,12 +17,16 @@ COLUMNS = ("down", "up", "wire down", "wire up", "cut")
 
 def traffic(recipe: Recipe, scope: tuple[str, ...], chain: Chain, along: Any, o: Outcome) -> tuple[int, ...]:
     """Bytes of a visit's two messages. A client that was lost sent nothing up; what it was sent down is counted."""
-    down = message_bytes({"recipe": recipe, "weights": {n: chain.start[n] for n in scope}, "extra": chain.extra, "along": dict(along)})
+    down = message_bytes(
+        {"recipe": recipe, "weights": {n: chain.start[n] for n in scope}, "extra": chain.extra, "along": dict(along)}
+    )
     up = (0, 0)
     if o.reason is None:
         sent_up = {name: dict(w.items()) for name, w in o.up.items()}
         sent_along = {rule: dict(m.items()) for rule, m in o.along.items()}
-        up = message_bytes({"weights": {n: o.weights[n] for n in scope}, "up": sent_up, "along": sent_along, "loss": 0.0, "steps": 0})
+        up = message_bytes(
+            {"weights": {n: o.weights[n] for n in scope}, "up": sent_up, "along": sent_along, "loss": 0.0, "steps": 0}
+        )
     return down[0], up[0], down[1], up[1], o.cut
 
 

@@ -81,7 +81,23 @@ class Boarding:
 class Trip:
     """A chain under way. It hands its model on, and only its latest model is alive."""
 
-    __slots__ = ("along", "chain", "examples", "first", "handed", "keys", "kept", "made", "number", "position", "scope", "tally", "trying", "up", "weights")
+    __slots__ = (
+        "along",
+        "chain",
+        "examples",
+        "first",
+        "handed",
+        "kept",
+        "keys",
+        "made",
+        "number",
+        "position",
+        "scope",
+        "tally",
+        "trying",
+        "up",
+        "weights",
+    )
 
     def __init__(self, tally: Tally, number: int, chain: Chain, first: int, keys: list[int]) -> None:
         self.tally, self.number, self.chain, self.first, self.keys = tally, number, chain, first, keys
@@ -148,7 +164,9 @@ class Trip:
 class Tally:
     """What one flight makes: receipts, staged memories, and folds over blocks of consecutive chains, merged in block order."""
 
-    def __init__(self, site: Site, plan: Plan, key: int, memory: Callable[[int], Kept], sizes: Sequence[int], seconds: Sequence[float]) -> None:
+    def __init__(
+        self, site: Site, plan: Plan, key: int, memory: Callable[[int], Kept], sizes: Sequence[int], seconds: Sequence[float]
+    ) -> None:
         self.site, self.plan, self.memory, self.sizes = site, plan, memory, sizes
         self.backwards = False  # a test's word: admit chains in another order, which no bit may depend on
         self.at_visits = [f for f in plan.folds if f.at == "visits"]
@@ -174,7 +192,9 @@ class Tally:
         first = np.cumsum(lengths) - lengths
         position = np.arange(lengths.sum()) - np.repeat(first, lengths)
         keys = child(np.repeat(child(np.array([key]), np.arange(len(chains))), lengths), position).tolist()
-        return [Trip(self, i, c, f, keys[f : f + len(c.visits)]) for i, (c, f) in enumerate(zip(chains, first.tolist(), strict=True))]
+        return [
+            Trip(self, i, c, f, keys[f : f + len(c.visits)]) for i, (c, f) in enumerate(zip(chains, first.tolist(), strict=True))
+        ]
 
     @property
     def oldest(self) -> int:

@@ -7,4 +7,18 @@ from fedrelay.methods.plain import Plain
 from fedrelay.methods.scaffold import SCAFFOLD, ControlVariate, GradientVariate
 from fedrelay.methods.server import FedAdagrad, FedAdam, FedAvgM, FedYogi
 
-__all__ = ["IDA", "SCAFFOLD", "ControlVariate", "Dynamic", "FedAdagrad", "FedAdam", "FedAvgM", "FedDyn", "FedProx", "FedYogi", "GradientVariate", "Plain", "Proximal"]
+__all__ = [
+    "IDA",
+    "SCAFFOLD",
+    "ControlVariate",
+    "Dynamic",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvgM",
+    "FedDyn",
+    "FedProx",
+    "FedYogi",
+    "GradientVariate",
+    "Plain",
+    "Proximal",
+]

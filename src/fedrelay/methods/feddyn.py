@@ -37,8 +37,9 @@ class Dynamic(Rule):
         return {"h_k": dict(see.memory.items()), "received": see.received}
 
     def penalty(self, params: Weights, context: Tree) -> Tensor | float:
-        h, received = context["h_k"], context["received"]
-        return sum((self.alpha / 2 * (w - received[n]) ** 2 - h[n] * w).sum() for n, w in params.items())
+        h_k: Weights = context["h_k"]
+        received: Weights = context["received"]
+        return sum((self.alpha / 2 * (w - received[n]) ** 2 - h_k[n] * w).sum() for n, w in params.items())
 
     def end(self, params: Weights, see: ClientView, context: Tree) -> End:
         moved = {n: w - see.received[n] for n, w in params.items()}

@@ -29,7 +29,8 @@ class Proximal(Rule):
         return {"received": see.received}
 
     def penalty(self, params: Weights, context: Tree) -> Tensor | float:
-        return self.mu / 2 * sum(((w - context["received"][n]) ** 2).sum() for n, w in params.items())
+        received: Weights = context["received"]
+        return self.mu / 2 * sum(((w - received[n]) ** 2).sum() for n, w in params.items())
 
 
 @value

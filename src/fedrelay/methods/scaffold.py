@@ -39,7 +39,8 @@ class ControlVariate(Rule):
         return {"c - c_i": minus(see.extra["c"], see.memory)}
 
     def penalty(self, params: Weights, context: Tree) -> Tensor | float:
-        return sum((context["c - c_i"][n] * y).sum() for n, y in params.items())
+        correction: Weights = context["c - c_i"]
+        return sum((correction[n] * y).sum() for n, y in params.items())
 
     def end(self, params: Weights, see: ClientView, context: Tree) -> End:
         x, c, path = see.received, see.extra["c"], see.steps * see.rate
@@ -49,7 +50,9 @@ class ControlVariate(Rule):
     def check(self, recipe: Recipe) -> None:
         o = recipe.optimizer
         if not isinstance(o, SGD) or o.momentum or not isinstance(recipe.schedule, Constant):
-            raise ValueError("SCAFFOLD reads gradients off the path of plain SGD at a constant rate: use SGD() without momentum or schedule")
+            raise ValueError(
+                "SCAFFOLD reads gradients off the path of plain SGD at a constant rate: use SGD() without momentum or schedule"
+            )
         if not recipe.learning_rate > 0:
             raise ValueError("SCAFFOLD divides by the learning rate: it must be positive")
 

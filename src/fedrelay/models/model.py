@@ -97,7 +97,9 @@ class Model:
                 raise ValueError(f"no segment {s!r} in this model: it has {', '.join(names)}")
         return names[names.index(enters) if enters else 0 : names.index(until) if until else None]
 
-    def forward(self, w: Weights, x: Tensor, enters: str | None = None, until: str | None = None, training: bool = False) -> Tensor:
+    def forward(
+        self, w: Weights, x: Tensor, enters: str | None = None, until: str | None = None, training: bool = False
+    ) -> Tensor:
         """Run the segments from ``enters`` up to, not including, ``until`` with the weights ``w``.
 
         In training, BatchNorm writes its statistics into the buffers of ``w``: hand it buffers of your own.

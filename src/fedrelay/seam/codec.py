@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Lazy(Protocol):
-    """Something that stands for a tensor which may lie on disk."""
+    """Something that stands for a tensor which may lie on disk. Equal keys stand for the same bits."""
 
+    @property
+    def key(self) -> Hashable: ...
     def load(self) -> Tensor: ...
-    def reference(self, store: Store) -> str | None:
-        """Its name in ``store``, where it lies there already."""
-        ...
 
 
 class Store:
@@ -36,6 +35,7 @@ class Store:
     def __init__(self) -> None:
         self._tensors: dict[str, Tensor] = {}
         self._names: dict[int, str] = {}
+        self._lazy: dict[Hashable, str] = {}
 
     def put(self, t: Tensor) -> str:
         name = self._names.get(id(t))
@@ -43,6 +43,12 @@ class Store:
             name = self._names[id(t)] = f"t{len(self._tensors)}"
             self._tensors[name] = t  # held, so that its id is not given to another tensor
         return name
+
+    def put_lazy(self, lazy: Lazy) -> str:
+        """The name of what it stands for, which is loaded at most once."""
+        if lazy.key not in self._lazy:
+            self._lazy[lazy.key] = self.put(lazy.load())
+        return self._lazy[lazy.key]
 
     def get(self, name: str) -> Tensor:
         return self._tensors[name]
@@ -68,11 +74,13 @@ def encode(v: Any, store: Store) -> Any:
         return {"is": type(v).__name__, **{f.name: encode(getattr(v, f.name), store) for f in fields(cast(Any, v))}}
     if isinstance(v, np.ndarray):
         return {"array": v.ravel().tolist(), "type": v.dtype.str, "shape": list(v.shape)}
-    if isinstance(v, Lazy):
-        return {"ref": v.reference(store) or store.put(v.load())}
     if type(v).__module__.partition(".")[0] == "torch" and hasattr(v, "dtype"):
         return {"ref": store.put(v)}
-    raise TypeError(f"{v!r} ({type(v).__name__}) cannot travel: it is not a registered value, a number, a string, a tuple or a mapping")
+    if isinstance(v, Lazy):
+        return {"ref": store.put_lazy(v)}
+    raise TypeError(
+        f"{v!r} ({type(v).__name__}) cannot travel: it is not a registered value, a number, a string, a tuple or a mapping"
+    )
 
 
 def decode(d: Any, store: Store) -> Any:
@@ -85,13 +93,13 @@ def decode(d: Any, store: Store) -> Any:
         return tuple(decode(x, store) for x in d)
     if not isinstance(d, dict):
         return d
+    if "is" in d:  # first, for a value may have a field called ref, map or array
+        return lookup(d["is"])(**{k: decode(x, store) for k, x in d.items() if k != "is"})
     if "ref" in d:
         return store.get(d["ref"])
     if "map" in d:
         return {decode(k, store): decode(x, store) for k, x in d["map"]}
-    if "array" in d:
-        return np.array(d["array"], dtype=np.dtype(d["type"])).reshape(d["shape"])
-    return lookup(d["is"])(**{k: decode(x, store) for k, x in d.items() if k != "is"})
+    return np.array(d["array"], dtype=np.dtype(d["type"])).reshape(d["shape"])
 
 
 def lookup(name: str) -> type:
@@ -126,7 +134,11 @@ def unwire(message: bytes) -> Any:
     for name, shape in head["t"]:
         dtype = getattr(torch, name)
         n = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        store.put(torch.frombuffer(bytearray(message[at : at + n]), dtype=dtype).reshape(shape) if n else torch.empty(shape, dtype=dtype))
+        store.put(
+            torch.frombuffer(bytearray(message[at : at + n]), dtype=dtype).reshape(shape)
+            if n
+            else torch.empty(shape, dtype=dtype)
+        )
         at += n
     return decode(head["v"], store)
 

@@ -62,8 +62,6 @@ def stack(models: Sequence[Weights], name: str) -> Tensor:
     return torch.stack(ours)
 
 
-
-
 @dataclass(frozen=True)
 class Ends:
     """A block of hand-overs, in the plan's order: the ends of chains, or what was handed over inside them."""
@@ -101,7 +99,7 @@ class Fold(Protocol[R]):
 
     @property
     def at(self) -> str:
-        """"ends" of chains, "visits" (every hand-over), or "every end" (failed chains too, which end at their start)."""
+        """ "ends" of chains, "visits" (every hand-over), or "every end" (failed chains too, which end at their start)."""
         ...
 
     def empty(self) -> Any: ...
@@ -120,7 +118,7 @@ def total(t: Tensor, k: Sequence[float] | None = None) -> Tensor:
 
 @value
 class Mean:
-    """The mean of the leaves in scope, weighted by examples or counted uniformly: a partial model; empty if all failed.
+    """The mean of the leaves in scope, weighted by examples or counted uniformly: a partial model; empty if nothing counts.
 
     >>> import torch
     >>> w = [{"a": torch.tensor([1.0])}, {"a": torch.tensor([4.0])}]
@@ -148,7 +146,7 @@ class Mean:
         return {"n": a["n"] + b["n"], "sum": plus(a["sum"], b["sum"])}
 
     def result(self, acc: Any) -> dict[str, Tensor]:
-        return {n: t / acc["n"] for n, t in acc["sum"].items()}
+        return {n: t / acc["n"] for n, t in acc["sum"].items()} if acc["n"] else {}
 
 
 @value

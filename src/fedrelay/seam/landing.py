@@ -85,7 +85,9 @@ class Receipts:
 
         plain = {f: column(f) for f in PLAIN}
         reasons = {int(at) + i: why for at, p in zip(ends, parts, strict=False) for i, why in p.reasons.items()}
-        return Receipts(**plain, numbers=columns("numbers", np.nan, float), traffic=columns("traffic", 0, np.int64), reasons=reasons)
+        return Receipts(
+            **plain, numbers=columns("numbers", np.nan, float), traffic=columns("traffic", 0, np.int64), reasons=reasons
+        )
 
 
 @value

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from fedrelay.seam.folds import Fold
     from fedrelay.seam.values import Weights
 
+EVERYBODY = -1
+"""The client that stands for all clients' examples pooled at the server: raw data leave their owners."""
+
 
 @value
 class Visit:

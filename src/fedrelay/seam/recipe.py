@@ -15,7 +15,7 @@ from fedrelay.seam.rules import Rule
 from fedrelay.seam.values import value
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 @value
@@ -166,7 +166,9 @@ class Recipe:
         """``rule.mu`` names the number ``mu`` of whichever rule has one; ``learning-rate`` is ``learning_rate``."""
         path = path.replace("-", "_")
         if path.startswith("rule."):
-            owners = [n for n in self.numbers if n.partition(".")[2] == path[5:] and n.partition(".")[0] in map(_name, self.rules)]
+            owners = [
+                n for n in self.numbers if n.partition(".")[2] == path[5:] and n.partition(".")[0] in map(_name, self.rules)
+            ]
             if len(owners) == 1:
                 return owners[0]
         if path not in self.numbers:
@@ -182,11 +184,13 @@ class Recipe:
         names = list(map(_name, self.rules))
         if twice := [n for n in names if names.count(n) > 1]:
             raise ValueError(f"two {twice[0]} rules in one recipe would share their memory and their numbers: keep one of them")
+        if not float(self.batch_size).is_integer():
+            raise ValueError(f"batch_size {self.batch_size:g} is not a whole number")
         if not 1 <= self.batch_size <= self.shape:
             raise ValueError(f"batch_size {self.batch_size:g} is outside 1 ... {self.shape} (rows, the shape of a batch)")
         if not self.learning_rate >= 0 or self.learning_rate == float("inf"):
             raise ValueError(f"learning_rate {self.learning_rate:g} is not a finite number of at least 0")
-        if self.epochs < 0 or self.epochs != int(self.epochs) or self.steps < 0 or self.steps != int(self.steps):
+        if not all(n >= 0 and float(n).is_integer() for n in (self.epochs, self.steps)):
             raise ValueError(f"epochs {self.epochs:g} and steps {self.steps:g} must be whole numbers of at least 0")
         for r in self.rules:
             r.check(self)

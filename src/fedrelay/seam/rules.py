@@ -118,7 +118,9 @@ class Rule:
         """Added to the loss; a sum over the leaves it is given, so that a cut may halve it."""
         return 0.0
 
-    def loss(self, forward: Callable[[Weights, Tensor], Tensor], x: Tensor, y: Tensor, mask: Tensor, context: Tree) -> Tensor | float:
+    def loss(
+        self, forward: Callable[[Weights, Tensor], Tensor], x: Tensor, y: Tensor, mask: Tensor, context: Tree
+    ) -> Tensor | float:
         """Added to the loss; needs the whole model, so it is refused across a split. Rows outside ``mask`` are padding."""
         return 0.0
 

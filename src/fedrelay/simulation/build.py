@@ -26,7 +26,7 @@ from fedrelay.simulation.simulation import Clock, Simulation
 if TYPE_CHECKING:
     from torch import nn
 
-NAMED = {"digits": digits, "mnist": mnist}
+NAMED = ("digits", "mnist")
 RESIDENT = 1 << 30  # normalised floats are kept up to this size; beyond it rows are normalised as they are gathered
 BLOCK_BYTES, MOST_BLOCK = 64 << 20, 32
 
@@ -104,7 +104,7 @@ def named(name: str, data_dir: str | Path | None = None) -> Dataset:
         close = difflib.get_close_matches(name, NAMED, 1)
         hint = f"; did you mean {close[0]!r}?" if close else f": there are {', '.join(NAMED)}"
         raise ValueError(f"no dataset is called {name!r}{hint}")
-    return NAMED[name](data_dir) if name == "mnist" else NAMED[name]()
+    return mnist(data_dir) if name == "mnist" else digits()
 
 
 def deal(dataset: Dataset, partition: Any, data_seed: int) -> Partition:
@@ -139,7 +139,9 @@ def on(model: Model, device: str | torch.device) -> Model:
     return model
 
 
-def resident(dataset: Dataset, dealt: Partition, device: Any, augment: Transform | None, held_out: float, data_seed: int) -> Examples:
+def resident(
+    dataset: Dataset, dealt: Partition, device: Any, augment: Transform | None, held_out: float, data_seed: int
+) -> Examples:
     """All rows on the device, and who owns which."""
     normalise = dataset.normalise
     x, test_x = torch.from_numpy(dataset.x), torch.from_numpy(dataset.test_x)

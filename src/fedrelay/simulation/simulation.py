@@ -11,11 +11,11 @@ import torch
 
 from fedrelay.engine.engine import Engine
 from fedrelay.engine.memory import Memories, Spill
-from fedrelay.engine.visits import Kept, Site, Tally
+from fedrelay.engine.visits import Site, Tally
 from fedrelay.seam.landing import Flight, Landing, Receipts
 from fedrelay.seam.ledger import Ledger
 from fedrelay.seam.places import Place
-from fedrelay.seam.plan import Plan
+from fedrelay.seam.plan import EVERYBODY, Plan
 from fedrelay.seam.questions import Counts, Question
 from fedrelay.seam.rules import Rows
 from fedrelay.seam.values import value
@@ -102,7 +102,13 @@ class Simulation:
         seconds = self._seconds(plan)
         ends = np.cumsum([len(c.visits) for c in plan.chains])
         longest = max((float(part.sum()) for part in np.split(seconds, ends[:-1])), default=0.0)
-        air = Air(place, plan, self.now + longest, {c: self.memories.version(place.path, c) for c in sorted(keeps)}, tuple(seconds.tolist()))
+        air = Air(
+            place,
+            plan,
+            self.now + longest,
+            {c: self.memories.version(place.path, c) for c in sorted(keeps)},
+            tuple(seconds.tolist()),
+        )
         self._air[self._flown] = air
         self._flown += 1
         return Flight(self._flown - 1)
@@ -134,17 +140,26 @@ class Simulation:
 
     # --- beyond the seam: what a server can do alone
 
-    def test(self, weights: Weights, classes: int, batch: int = 2048) -> Counts:
-        """How well these weights do on the server's test rows."""
-        if self.site.data.server is None:
-            raise ValueError("this federation has no test rows at the server: give the dataset a test part")
-        x, y = self.site.data.server
-        total = Counts(np.zeros((classes, classes), np.int64), 0.0)
+    def test(self, weights: Weights, batch: int = 2048) -> Counts | None:
+        """How well these weights do on the server's test rows; None if it has none."""
+        data, model = self.site.data, self.site.model
+        if data.server is None:
+            return None
+        x, y = data.server
+        total = Counts(np.zeros((data.classes, data.classes), np.int64), 0.0)
         with torch.no_grad():
             for i in range(0, len(y), batch):
-                z = self.site.model.forward(weights, self.site.data.inputs(x[i : i + batch]))
-                total += Counts.of(z, y[i : i + batch], self.site.model.criterion(z, y[i : i + batch]), classes)
+                z = model.forward(weights, data.inputs(x[i : i + batch]))
+                total += Counts.of(z, y[i : i + batch], model.criterion(z, y[i : i + batch]), data.classes)
         return total
+
+    def picks(self) -> Mapping[str, Any]:
+        """How each kind of visit has been trained so far."""
+        return self.engine.picks()
+
+    def use(self, picks: Mapping[str, Any], told: Callable[[Mapping[str, Any]], None] | None = None) -> None:
+        """Train as recorded, and tell of every new pick before its first step."""
+        self.engine.use(picks, told)
 
     def state(self) -> Any:
         """Everything it knows, as a value for the codec."""
@@ -172,18 +187,22 @@ class Simulation:
         last = len(self.sizes)
         for i, chain in enumerate(plan.chains):
             for v in chain.visits:
-                if not 0 <= v.client < last:
+                if not 0 <= v.client < last and v.client != EVERYBODY:
                     raise ValueError(f"client {v.client} does not exist: there are clients 0 ... {last - 1}")
                 for r in v.recipes:
                     if id(r) not in known:
                         known[id(r)] = any(rule.has("memory") for rule in r.check().rules) or self.site.keeps_buffers
                     if known[id(r)]:
                         if seen.setdefault(v.client, i) != i:
-                            raise ValueError(f"two chains of one plan would write the memory of client {v.client}: let it travel in one of them")
+                            raise ValueError(
+                                f"two chains of one plan would write the memory of client {v.client}: let it travel in one of them"
+                            )
                         keeps.add(v.client)
         for a in self._air.values():
             if a.place.path == place.path and (both := keeps & a.began.keys()):
-                raise ValueError(f"client {min(both)} is under way in another flight that will write its memory: wait until that has landed")
+                raise ValueError(
+                    f"client {min(both)} is under way in another flight that will write its memory: wait until that has landed"
+                )
         return keeps
 
     def _seconds(self, plan: Plan) -> NDArray[np.float64]:
@@ -191,7 +210,8 @@ class Simulation:
         clients = np.fromiter((v.client for v in visits), np.int64, len(visits))
         work = np.fromiter((sum(r.epochs for r in v.recipes) for v in visits), float, len(visits))
         wait = np.fromiter((v.wait for v in visits), float, len(visits))
-        return self.clock(clients, self.sizes[clients] * work) + wait
+        seconds: NDArray[np.float64] = self.clock(clients, self.site.data.train.lengths[clients] * work) + wait
+        return seconds
 
     def _commit(self, i: int) -> Landing:
         a = self._air.pop(i)
@@ -208,12 +228,14 @@ class Simulation:
         work = a.work
         if work is None:
             return
+        if any(v.client == EVERYBODY for c in a.plan.chains for v in c.visits):
+            self.ledger.disclose("raw data", range(len(self.sizes)))
         scopes = {v.recipes[0].scope for c in a.plan.chains for v in c.visits}
         for scope in scopes:
             what = "weights" if scope is None else f"weights of {', '.join(scope)}"
             clients = [v.client for c in a.plan.chains for v in c.visits if v.recipes[0].scope == scope]
             ok = set(work.receipts.client[work.receipts.ok].tolist())
-            self.ledger.disclose(what, [c for c in clients if c in ok])
+            self.ledger.disclose(what, [c for c in clients if c in ok and c != EVERYBODY])
 
     def _train(self, flights: Sequence[int]) -> None:
         tallies = {i: self._tally(self._air[i]) for i in flights}
@@ -225,5 +247,5 @@ class Simulation:
 
     def _tally(self, a: Air) -> Tally:
         clients = [v.client for c in a.plan.chains for v in c.visits]
-        sizes = self.sizes[clients].tolist()
+        sizes = self.site.data.train.lengths[clients].tolist()
         return Tally(self.site, a.plan, a.place.key(self.seed), lambda c: self.memories.read(a.place.path, c), sizes, a.seconds)

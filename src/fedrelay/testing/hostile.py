@@ -87,4 +87,6 @@ def alike(a: Any, b: Any) -> bool:
     if json.dumps(encode(a, stores[0])) != json.dumps(encode(b, stores[1])) or len(stores[0]) != len(stores[1]):
         return False
     pairs = ((stores[0].get(f"t{i}"), stores[1].get(f"t{i}")) for i in range(len(stores[0])))
-    return all(x.dtype == y.dtype and x.shape == y.shape and bool(torch.equal(x.nan_to_num(7e7), y.nan_to_num(7e7))) for x, y in pairs)
+    return all(
+        x.dtype == y.dtype and x.shape == y.shape and bool(torch.equal(x.nan_to_num(7e7), y.nan_to_num(7e7))) for x, y in pairs
+    )
