@@ -172,6 +172,15 @@ def by_extra(batch: Sequence[Boarding], f: Callable[[list[Boarding], list[int]],
     return tmap(back, *made)
 
 
+class Staged(NamedTuple):
+    """What visits hand on, stacked: trained leaves, memories and travellers by rule, uploads by name."""
+
+    params: Leaves
+    memory: Mapping[str, Leaves]
+    up: Mapping[str, Leaves]
+    along: Mapping[str, Leaves]
+
+
 def end(
     site: Site,
     batch: Sequence[Boarding],
@@ -179,9 +188,8 @@ def end(
     params: dict[str, Tensor],
     context: Mapping[str, Any],
     steps: Tensor,
-    losses: Tensor,
-) -> list[bool]:
-    """Close these visits, whose trained leaves lie stacked in ``params``; says of each whether its chain may go on."""
+) -> Staged:
+    """What the rules make of these visits, whose trained leaves lie stacked in ``params``: each sees what the one before made."""
     memory: dict[str, Leaves] = {}
     up: dict[str, Leaves] = {}
     along: dict[str, Leaves] = {}
@@ -206,16 +214,7 @@ def end(
             memory[name(rule)] = kept
         if passed is not None:
             along[name(rule)] = passed
-    return commit(site, batch, Staged(params, memory, up, along), steps, losses)
-
-
-class Staged(NamedTuple):
-    """What visits hand on, stacked: trained leaves, memories and travellers by rule, uploads by name."""
-
-    params: Leaves
-    memory: Mapping[str, Leaves]
-    up: Mapping[str, Leaves]
-    along: Mapping[str, Leaves]
+    return Staged(params, memory, up, along)
 
 
 def commit(
@@ -224,7 +223,8 @@ def commit(
     """Hand over what is finite; what is not fails. Says of each visit whether its chain may go on."""
     params, memory, up, along = made
     if batch[0].recipe.held_out or any(len(b.trip.chain.visits[b.trip.position].recipes) > 1 for b in batch):
-        losses = torch.tensor([held_out_loss(site, b, Slice(b.trip.weights, params, i)) for i, b in enumerate(batch)])
+        judged = [held_out_loss(site, b, Slice(b.trip.weights, params, i)) for i, b in enumerate(batch)]
+        losses = torch.tensor(judged, dtype=torch.float64, device=steps.device)
     good = finite([*leaves(params), *leaves(memory), *leaves(up), *leaves(along), losses])
     plain_losses, plain_steps = losses.tolist(), steps.tolist()
     goes_on = []

@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 
 class Transform(Protocol):
-    """How gathered rows become what the model sees, on the device. ``keys``: one per row, for augmentation; None: no augmentation."""
+    """How gathered rows become what the model sees. ``keys``: one per row, for augmentation; None: rows are seen as they are."""
 
     def __call__(self, x: Tensor, keys: Tensor | None) -> Tensor: ...
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedrelay.engine import optimizers
 from fedrelay.engine.batches import batches, row_keys, total_steps
-from fedrelay.engine.boundary import Prepared, begin, end, prepares
+from fedrelay.engine.boundary import Prepared, begin, commit, end, prepares
 from fedrelay.engine.steps import Step
 from fedrelay.engine.visits import Boarding, Site
 from fedrelay.seam.folds import stack
@@ -234,9 +234,13 @@ class Lanes:
         keys = row_keys(self.keys, self.done, self.kind.rows).view(-1) if self.site.data.augments else None
         return self.site.data.inputs(self.pool_x.index_select(0, rows), keys)
 
-    def leave_nothing(self) -> None:
-        """Empty the lanes without closing anything."""
-        self.on, self.prepared = [None] * self.width, [None] * self.width
+    def try_end(self) -> None:
+        """Whether the rules' ends can be computed in lanes; nothing is closed."""
+        some = [g for g in range(self.width) if self.on[g]]
+        batch = [b for b in self.on if b]
+        with torch.no_grad():
+            w, context = ({n: t[some] for n, t in self.w.items()}, tmap(lambda t: t[some], self.context))
+            end(self.site, batch, [self.prepared[g] for g in some], w, context, self.done[some])
 
     # --- leaving
 
@@ -252,7 +256,10 @@ class Lanes:
                 slots = torch.tensor(ended, device=self.device)
                 w, context = {n: t[slots] for n, t in self.w.items()}, tmap(lambda t: t[slots], self.context)
                 steps, losses = self.done[slots], self.loss[slots] / self.seen[slots].clamp(min=1)
-            goes_on = end(self.site, batch, prepared, w, context, steps, losses)
+            if len(ended) == self.width and any(r.has("end") for r in self.kind.rules):
+                context = tmap(lambda t: t.clone(), context)  # what a rule keeps of it must not be the lanes' own
+            made = end(self.site, batch, prepared, w, context, steps)
+            goes_on = commit(self.site, batch, made, steps, losses)
         for g in ended:
             self.on[g] = self.prepared[g] = None
         return [b for b, on in zip(batch, goes_on, strict=True) if on]
@@ -266,7 +273,7 @@ def cannot(site: Site, kind: Recipe, frozen: Mapping[str, Tensor], b: Boarding) 
         lanes = Lanes(site, kind, frozen, b, 2)
         lanes.board(deque([b]))
         lanes.advance()
-        lanes.leave_nothing()
+        lanes.try_end()
     except (
         RuntimeError,
         ValueError,
@@ -275,5 +282,6 @@ def cannot(site: Site, kind: Recipe, frozen: Mapping[str, Tensor], b: Boarding) 
         LookupError,
     ) as e:  # whatever it is, the loop will say it too
         rules = "+".join(type(r).__name__ for r in kind.rules) or "no rule"
-        return f"this kind of visit ({rules}) trains in the loop engine, because it cannot be vectorised: {str(e).strip().splitlines()[0]}"
+        said = str(e).strip().splitlines()[0]
+        return f"this kind of visit ({rules}) trains in the loop engine, because it cannot be vectorised: {said}"
     return None

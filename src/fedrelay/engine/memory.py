@@ -118,9 +118,10 @@ class Spill:
         try:
             os.pwrite(self._open().fileno(), data, at)
         except OSError as e:
+            where = self.folder or tempfile.gettempdir()
             raise OSError(
                 e.errno,
-                f"client memory could not be spilled to {self.folder or tempfile.gettempdir()} ({e.strerror}): free some space, or raise the memory budget",
+                f"client memory could not be spilled to {where} ({e.strerror}): free some space, or raise the memory budget",
             ) from e
         self._where[number] = at
 
@@ -182,9 +183,15 @@ class Memories:
         return tuple((path, client, version, self.spill.lazily(row)) for (path, client), (version, row) in self._rows.items())
 
     def restore(self, state: Any) -> None:
-        for _, row in self._rows.values():
+        before = [row for _, row in self._rows.values()]
+        self._rows = {(path, client): (version, self.spill.put(loaded(kept))) for path, client, version, kept in state}
+        for row in before:
             self.spill.drop(row)
-        self._rows = {(path, client): (version, self.spill.put(kept)) for path, client, version, kept in state}
+
+
+def loaded(kept: Mapping[str, Mapping[str, Tensor | LazyLeaf]]) -> Kept:
+    """A memory whose tensors are there."""
+    return {rule: {leaf: t.load() if isinstance(t, LazyLeaf) else t for leaf, t in m.items()} for rule, m in kept.items()}
 
 
 @dataclass(frozen=True)
@@ -197,7 +204,7 @@ class LazyLeaf:
 
     @property
     def key(self) -> Hashable:
-        return id(self.row.spill), self.row.number, self.rule, self.leaf
+        return self.row, self.rule, self.leaf  # the row itself: the id of a spill that is gone may be another's
 
     def load(self) -> Tensor:
         return self.row.spill.get(self.row)[self.rule][self.leaf]

@@ -34,7 +34,7 @@ class Together:
         """Batches trained so far."""
         self._going = runs
         self._brought: list[Sequence[Tally]] = []
-        self._failed: Exception | None = None
+        self._failed: BaseException | None = None
         self._meeting = threading.Condition()
 
     def run(self, tallies: Sequence[Tally]) -> None:
@@ -59,7 +59,7 @@ class Together:
         self._failed = None
         try:
             self.trainer.run([t for tallies in self._brought for t in tallies])
-        except Exception as e:  # every run that was part of the batch hears of it
+        except BaseException as e:  # every run that was part of the batch hears of it
             self._failed = e
         self._brought = []
         self.turns += 1
@@ -67,7 +67,7 @@ class Together:
 
 
 def side_by_side(trainer: Trainer, runs: Sequence[Callable[[Together], T]]) -> list[T]:
-    """What these runs return, each called in a thread with the trainer that they share. The first to fail is raised at the end."""
+    """What these runs return, each called in a thread with the trainer that they share. The first that failed is raised."""
     shared = Together(trainer, len(runs))
     made: dict[int, T] = {}
     failed: dict[int, BaseException] = {}

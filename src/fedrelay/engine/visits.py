@@ -1,4 +1,4 @@
-"""A flight under way: its chains as trips, what they stage, and the folds over them. Nothing is written outside it before it lands."""
+"""A flight under way: its chains as trips, what they stage, and the folds over them. Nothing outside it changes before it lands."""
 
 from __future__ import annotations
 

@@ -51,6 +51,7 @@ class IDA(Method[Any]):
     def check(self) -> None:
         self.inner.check()
         if type(self.inner).merge is not Plain.merge:
+            inner = type(self.inner).__name__
             raise ValueError(
-                f"{type(self.inner).__name__} has a server half of its own, which IDA would replace: use a client rule such as FedProx inside IDA"
+                f"{inner} has a server half of its own, which IDA would replace: use a client rule such as FedProx in it"
             )

@@ -53,6 +53,10 @@ class ControlVariate(Rule):
             raise ValueError(
                 "SCAFFOLD reads gradients off the path of plain SGD at a constant rate: use SGD() without momentum or schedule"
             )
+        if pulls := [type(r).__name__ for r in recipe.rules if r is not self and (r.has("penalty") or r.has("loss"))]:
+            raise ValueError(
+                f"SCAFFOLD's option 2 would take {pulls[0]}'s pull for a gradient of the data: use SCAFFOLD(option=1)"
+            )
         if not recipe.learning_rate > 0:
             raise ValueError("SCAFFOLD divides by the learning rate: it must be positive")
 

@@ -1,4 +1,4 @@
-"""An algorithm: who travels with whom. ``init`` and ``round`` over a small frozen state; nothing else is written per algorithm."""
+"""An algorithm: who travels with whom. ``init`` and ``round`` over a small frozen state; that is all it is."""
 
 from __future__ import annotations
 

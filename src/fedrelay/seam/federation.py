@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -119,7 +120,7 @@ class Run:
         plan = Plan(tuple(chains), tuple(dict.fromkeys(folds)))
         place = self.base.place(self.path, "plan")
         for layer in self.layers:
-            plan = layer.plan(plan, lambda name=type(layer).__name__: place.rng(self.base.seed, name))  # type: ignore[misc]
+            plan = layer.plan(plan, partial(place.rng, self.base.seed, type(layer).__name__))
         return self.base.launch(place, plan)
 
     def land(self, any_of: Iterable[Flight], also: Iterable[Flight] = ()) -> list[Landing]:

@@ -1,4 +1,4 @@
-"""A method: what is minimised (the client's half, a rule) and how it is merged (the server's half). It never knows who travels."""
+"""A method: what is minimised (the client's half, a rule) and how it is merged (the server's). It never knows who travels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ M = TypeVar("M")
 
 @value
 class Population:
-    """Who there is: ``clients`` (SCAFFOLD's N) and ``units`` (FedDyn's m: clients, or superclients where chains are superclients)."""
+    """Who there is: ``clients`` (SCAFFOLD's N) and ``units`` (FedDyn's m: clients, or superclients where those are the chains)."""
 
     clients: int
     units: int

@@ -200,9 +200,8 @@ class Simulation:
                         keeps.add(v.client)
         for a in self._air.values():
             if a.place.path == place.path and (both := keeps & a.began.keys()):
-                raise ValueError(
-                    f"client {min(both)} is under way in another flight that will write its memory: wait until that has landed"
-                )
+                who = f"client {min(both)} is under way in another flight that will write its memory"
+                raise ValueError(f"{who}: wait until that has landed")
         return keeps
 
     def _seconds(self, plan: Plan) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""The worst federation that is still legal. Whatever runs here runs on a cluster that loses workers and on devices that answer twice."""
+"""The worst federation that is still legal: what runs here runs on clusters that lose workers and devices that answer twice."""
 
 from __future__ import annotations
 

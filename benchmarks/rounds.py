@@ -1,0 +1,157 @@
+"""Seconds per round of the product and of plain PyTorch loops, side by side on the same processors.
+
+    python benchmarks/rounds.py W2
+    python benchmarks/rounds.py W1 --cohort 20 --rounds 5 --only auto --only "sgd, 2 processes"
+
+A ratio says how many times as fast a variant is as the reference: the median over pairs of neighbouring rounds, and quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from machine import machine, machine_line
+from plain import Alone, GradientLoop, How, Processes, SGDLoop
+from product import PICKS, product
+from side_by_side import Measured, Variant, measure
+from workloads import WORKLOADS, Workload
+
+CORES = 2  # what every variant is given
+KEEP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 31)}  # glibc: keep what was freed
+
+SGD, BEST = How(SGDLoop), How(GradientLoop)
+SGD_LAST, BEST_LAST = How(SGDLoop, channels_last=True), How(GradientLoop, channels_last=True)
+SGD_BF16, BEST_BF16 = How(SGDLoop, True, bf16=True), How(GradientLoop, True, bf16=True)
+PLAIN = {
+    "W2": {"sgd": SGD, "best": BEST},
+    "W1": {"sgd": SGD, "best": BEST, "sgd, channels last": SGD_LAST, "best, channels last": BEST_LAST, "sgd, bf16": SGD_BF16, "best, bf16": BEST_BF16},
+}  # fmt: skip
+PRODUCT = {
+    "W2": ["auto", "lanes 25", "lanes 50", "loop, 2 threads"],
+    "W1": ["auto", "auto, bf16", "lanes 10", *(n for n in PICKS if n.startswith("loop"))],
+}
+REFERENCES = {"W2": [["sgd, 1 thread"], ["best, 2 processes"]], "W1": [["sgd, 2 threads", "sgd, 2 processes"]]}
+"""What the product is compared with; of several the faster."""
+
+
+def plain_threads(workload: Workload, how: How) -> Callable[[], Any]:
+    """A plain loop in one process."""
+    return Alone(workload.task(), how).round
+
+
+def plain_processes(workload: Workload, how: How) -> Callable[[], Any]:
+    """A plain loop split over processes."""
+    return Processes(workload.task, how, CORES).round
+
+
+def variants(workload: Workload, cache: str) -> list[Variant]:
+    """Everything that can be measured on a workload; ``cache``: where the engine keeps its picks."""
+    made = []
+    for name, how in PLAIN[workload.name].items():
+        made.append(Variant(f"{name}, 1 thread", partial(plain_threads, workload, how), 1))
+        made.append(Variant(f"{name}, {CORES} threads", partial(plain_threads, workload, how), CORES))
+        split = partial(plain_processes, workload, how)
+        made.append(Variant(f"{name}, {CORES} processes", split, 1))
+        made.append(Variant(f"{name}, {CORES} processes, memory kept", split, 1, KEEP))
+    for name in PRODUCT[workload.name]:
+        made.append(Variant(f"product: {name}", partial(product, workload, name), CORES, {"FEDRELAY_CACHE": cache}))
+    return made
+
+
+@dataclass(frozen=True)
+class Result:
+    """Rounds measured side by side."""
+
+    workload: Workload
+    measured: Measured
+    threads: dict[str, int]
+
+    @property
+    def references(self) -> list[str]:
+        """The plain variants to compare with that were measured."""
+        groups = ([n for n in group if n in self.measured.seconds] for group in REFERENCES[self.workload.name])
+        return [self.measured.fastest(group) for group in groups if group]
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data."""
+        m = self.measured
+        return {
+            "workload": str(self.workload),
+            "machine": machine(),
+            "load of others": m.others,
+            "variants": {
+                name: {
+                    "threads": self.threads[name],
+                    "seconds": asdict(m.spread(name)),
+                    "times as fast as": {r: asdict(m.times(name, r)) for r in self.references},
+                    "note": m.notes.get(name),
+                    "rounds": seconds,
+                }
+                for name, seconds in m.seconds.items()
+            },
+        }
+
+    def table(self) -> str:
+        """For people."""
+        m, wide = self.measured, max(map(len, self.measured.seconds))
+        lines = [str(self.workload), machine_line(machine()), f"others used {m.others:.0%} of the processors meanwhile", ""]
+        heads = "".join(f"  {'x ' + r:>24}" for r in self.references)
+        lines.append(f"{'':{wide}}  {'ms a round (quartiles)':>26}{heads}")
+        for name in m.seconds:
+            s = m.spread(name)
+            row = f"{name:{wide}}  {1e3 * s.median:9.1f} ({1e3 * s.low:.1f} - {1e3 * s.high:.1f})".ljust(wide + 28)
+            for r in self.references:
+                t = m.times(name, r)
+                row += "  " + f"{t.median:.2f} ({t.low:.2f} - {t.high:.2f})".rjust(24)
+            note = m.notes.get(name)
+            lines.append(row + (f"  {', '.join(note)}" if note else ""))
+        return "\n".join(lines)
+
+
+def compare(workload: Workload, rounds: int, only: Sequence[str] = (), warmup: int = 2) -> Result:
+    """Measure a workload; ``only`` these variants, by their names or the beginnings of their names."""
+    with tempfile.TemporaryDirectory(prefix="fedrelay-rounds-") as folder:
+        written = workload.written(Path(folder))
+        chosen = variants(written, folder)
+        if unknown := [o for o in only if not any(v.name.startswith(o) for v in chosen)]:
+            raise ValueError(f"no variant is called {unknown[0]!r}; there are: {'; '.join(v.name for v in chosen)}")
+        chosen = [v for v in chosen if not only or any(v.name.startswith(o) for o in only)]
+        return Result(workload, measure(chosen, rounds, warmup), {v.name: v.threads for v in chosen})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", choices=sorted(WORKLOADS))
+    parser.add_argument("--rounds", type=int, default=0, help="measured rounds of each variant (W2: 30, W1: 5)")
+    parser.add_argument("--cohort", type=int, default=100, help="clients a round")
+    parser.add_argument("--only", action="append", default=[], help="a variant's name, or how it begins; may be repeated")
+    parser.add_argument("--list", action="store_true", help="name the variants and measure nothing")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    args = parser.parse_args(arguments)
+    workload = replace(WORKLOADS[args.workload], cohort=args.cohort)
+    if args.list:
+        print("\n".join(v.name for v in variants(workload, "")))
+        return 0
+    try:
+        result = compare(workload, args.rounds or (30 if args.workload == "W2" else 5), args.only)
+    except ValueError as e:
+        print(e, file=sys.stderr)
+        return 2
+    print(json.dumps(result.plain()) if args.json else result.table())
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.pop("OMP_NUM_THREADS", None)  # every variant says itself how many threads it uses
+    sys.exit(main())
