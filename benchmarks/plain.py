@@ -15,14 +15,14 @@ from __future__ import annotations
 import multiprocessing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 
 import numpy as np
 import torch
-import torch.multiprocessing  # noqa: F401 (teaches pickle to hand over shared tensors)
+import torch.multiprocessing  # it teaches pickle to hand over shared tensors
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -93,7 +93,7 @@ class SGDLoop(Loop):
             self.optimizer.zero_grad()
             with self.precision():
                 loss = F.cross_entropy(self.model(inputs), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             self.optimizer.step()
 
 
@@ -211,11 +211,9 @@ def _work(pipe: Connection, number: int, task: Callable[[], Task], how: How, sta
     torch.set_num_threads(1)
     loop = how.make(task())
     torch.manual_seed(1 + number)  # workers shuffle differently
-    pipe.send(None)
-    while True:
-        try:
+    with suppress(EOFError, ConnectionError):
+        pipe.send(None)
+        while True:
             clients = pipe.recv()
-        except EOFError:
-            return
-        torch._foreach_zero_(total)
-        pipe.send(loop.share(clients, start, total))
+            torch._foreach_zero_(total)
+            pipe.send(loop.share(clients, start, total))

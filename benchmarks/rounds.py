@@ -28,18 +28,27 @@ from workloads import WORKLOADS, Workload
 CORES = 2  # what every variant is given
 KEEP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 31)}  # glibc: keep what was freed
 
-SGD, BEST = How(SGDLoop), How(GradientLoop)
-SGD_LAST, BEST_LAST = How(SGDLoop, channels_last=True), How(GradientLoop, channels_last=True)
-SGD_BF16, BEST_BF16 = How(SGDLoop, True, bf16=True), How(GradientLoop, True, bf16=True)
-PLAIN = {
-    "W2": {"sgd": SGD, "best": BEST},
-    "W1": {"sgd": SGD, "best": BEST, "sgd, channels last": SGD_LAST, "best, channels last": BEST_LAST, "sgd, bf16": SGD_BF16, "best, bf16": BEST_BF16},
-}  # fmt: skip
+THREAD, THREADS, PROCESSES, KEPT = "1 thread", f"{CORES} threads", f"{CORES} processes", f"{CORES} processes, memory kept"
+PLAIN: dict[str, list[tuple[str, How, list[str]]]] = {
+    "W2": [
+        ("sgd", How(SGDLoop), [THREAD, THREADS, PROCESSES]),
+        ("best", How(GradientLoop), [THREAD, THREADS, PROCESSES, KEPT]),
+    ],
+    "W1": [
+        ("sgd", How(SGDLoop), [THREADS, PROCESSES]),
+        ("best", How(GradientLoop), [PROCESSES]),
+        ("sgd, channels last", How(SGDLoop, channels_last=True), [THREADS, PROCESSES]),
+        ("best, channels last", How(GradientLoop, channels_last=True), [PROCESSES, KEPT]),
+        ("best, channels last, bf16", How(GradientLoop, channels_last=True, bf16=True), [THREADS, PROCESSES, KEPT]),
+    ],
+}
+"""The plain loops: what they are called, how they train, and on what."""
 PRODUCT = {
     "W2": ["auto", "lanes 25", "lanes 50", "loop, 2 threads"],
-    "W1": ["auto", "auto, bf16", "lanes 10", *(n for n in PICKS if n.startswith("loop"))],
+    "W1": ["auto", "auto, bf16", *(n for n in PICKS if n.startswith("loop"))],
 }
-REFERENCES = {"W2": [["sgd, 1 thread"], ["best, 2 processes"]], "W1": [["sgd, 2 threads", "sgd, 2 processes"]]}
+ROUNDS, WARMUP = {"W2": 30, "W1": 5}, {"W2": 2, "W1": 1}
+REFERENCES = {"W2": [[f"sgd, {THREAD}"], [f"best, {PROCESSES}"]], "W1": [[f"sgd, {THREADS}", f"sgd, {PROCESSES}"]]}
 """What the product is compared with; of several the faster."""
 
 
@@ -56,12 +65,11 @@ def plain_processes(workload: Workload, how: How) -> Callable[[], Any]:
 def variants(workload: Workload, cache: str) -> list[Variant]:
     """Everything that can be measured on a workload; ``cache``: where the engine keeps its picks."""
     made = []
-    for name, how in PLAIN[workload.name].items():
-        made.append(Variant(f"{name}, 1 thread", partial(plain_threads, workload, how), 1))
-        made.append(Variant(f"{name}, {CORES} threads", partial(plain_threads, workload, how), CORES))
-        split = partial(plain_processes, workload, how)
-        made.append(Variant(f"{name}, {CORES} processes", split, 1))
-        made.append(Variant(f"{name}, {CORES} processes, memory kept", split, 1, KEEP))
+    for name, how, ways in PLAIN[workload.name]:
+        for way in ways:
+            run = plain_processes if "processes" in way else plain_threads
+            threads = CORES if way == THREADS else 1
+            made.append(Variant(f"{name}, {way}", partial(run, workload, how), threads, KEEP if way == KEPT else {}))
     for name in PRODUCT[workload.name]:
         made.append(Variant(f"product: {name}", partial(product, workload, name), CORES, {"FEDRELAY_CACHE": cache}))
     return made
@@ -117,7 +125,7 @@ class Result:
         return "\n".join(lines)
 
 
-def compare(workload: Workload, rounds: int, only: Sequence[str] = (), warmup: int = 2) -> Result:
+def compare(workload: Workload, rounds: int = 0, only: Sequence[str] = ()) -> Result:
     """Measure a workload; ``only`` these variants, by their names or the beginnings of their names."""
     with tempfile.TemporaryDirectory(prefix="fedrelay-rounds-") as folder:
         written = workload.written(Path(folder))
@@ -125,7 +133,8 @@ def compare(workload: Workload, rounds: int, only: Sequence[str] = (), warmup: i
         if unknown := [o for o in only if not any(v.name.startswith(o) for v in chosen)]:
             raise ValueError(f"no variant is called {unknown[0]!r}; there are: {'; '.join(v.name for v in chosen)}")
         chosen = [v for v in chosen if not only or any(v.name.startswith(o) for o in only)]
-        return Result(workload, measure(chosen, rounds, warmup), {v.name: v.threads for v in chosen})
+        measured = measure(chosen, rounds or ROUNDS[workload.name], WARMUP[workload.name])
+        return Result(workload, measured, {v.name: v.threads for v in chosen})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=sorted(WORKLOADS))
-    parser.add_argument("--rounds", type=int, default=0, help="measured rounds of each variant (W2: 30, W1: 5)")
+    parser.add_argument("--rounds", type=int, default=0, help=f"measured rounds of each variant {ROUNDS}")
     parser.add_argument("--cohort", type=int, default=100, help="clients a round")
     parser.add_argument("--only", action="append", default=[], help="a variant's name, or how it begins; may be repeated")
     parser.add_argument("--list", action="store_true", help="name the variants and measure nothing")
@@ -144,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(v.name for v in variants(workload, "")))
         return 0
     try:
-        result = compare(workload, args.rounds or (30 if args.workload == "W2" else 5), args.only)
+        result = compare(workload, args.rounds, args.only)
     except ValueError as e:
         print(e, file=sys.stderr)
         return 2

@@ -11,7 +11,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -119,27 +119,30 @@ def _serve(pipe: Connection, v: Variant) -> None:
     """A variant's process: a round whenever it is asked for one, until the pipe is closed."""
     import torch
 
-    try:
-        torch.set_num_threads(v.threads)
-        run = v.make()
-        pipe.send((0.0, None))
+    with suppress(EOFError, ConnectionError):  # whoever asks has gone
+        try:
+            torch.set_num_threads(v.threads)
+            run = v.make()
+            pipe.send((0.0, None))
+        except Exception:
+            pipe.send(traceback.format_exc())
+            return
         while True:
+            pipe.recv()
             try:
-                pipe.recv()
-            except EOFError:
-                return
-            began = time.perf_counter()
-            note = run()
-            pipe.send((time.perf_counter() - began, note))
-    except Exception:
-        pipe.send(traceback.format_exc())
+                began = time.perf_counter()
+                note = run()
+                answer: Any = (time.perf_counter() - began, note)
+            except Exception:
+                answer = traceback.format_exc()
+            pipe.send(answer)
 
 
 def _answer(name: str, pipe: Connection) -> tuple[float, Any]:
     try:
         answer = pipe.recv()
-    except EOFError:
-        raise RuntimeError(f"{name!r} ended without a word") from None
+    except (EOFError, ConnectionError):
+        raise RuntimeError(f"{name!r} has ended without an answer") from None
     if isinstance(answer, str):
         raise RuntimeError(f"{name!r} failed:\n{answer}")
     return float(answer[0]), answer[1]

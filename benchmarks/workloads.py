@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ from torch import nn
 
 from fedrelay.data import Dataset, Partition
 from fedrelay.models import MLP, LeNet5, Network
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,9 @@ class Workload:
     """Where the rows lie."""
 
     def __str__(self) -> str:
-        numbers = f"{self.clients} clients x {self.examples} examples, {self.cohort} a round, batch {self.batch}, rate {self.rate}"
-        return f"{self.name}: {type(self.network).__name__} on rows of {'x'.join(map(str, self.row))}, {numbers}, {self.epochs} epoch"
+        network, row = type(self.network).__name__, "x".join(map(str, self.row))
+        data = f"{self.clients} clients x {self.examples} examples, {self.cohort} a round"
+        return f"{self.name}: {network} on rows of {row}, {data}, batch {self.batch}, rate {self.rate}, epochs {self.epochs}"
 
     def written(self, folder: Path) -> Workload:
         """This workload with its rows in files there, which all processes map into their memory."""
@@ -43,7 +47,7 @@ class Workload:
         np.save(folder / "y.npy", rng.integers(0, self.classes, n))
         return replace(self, folder=str(folder))
 
-    def rows(self) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    def rows(self) -> tuple[Array, Array]:
         """All rows and their labels; client k owns the k-th ``examples`` of them."""
         # "r+" rather than "r": torch warns about arrays that cannot be written to. Nobody writes.
         return np.load(Path(self.folder) / "x.npy", "r+"), np.load(Path(self.folder) / "y.npy", "r+")

@@ -6,6 +6,7 @@ With a = 1 a step at rate 1/2 goes half of the way: w becomes w/2 + b/2.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,8 +23,11 @@ from fedrelay.seam.landing import PLAIN, Flight, Landing, Receipts
 from fedrelay.seam.methods import Method
 from fedrelay.seam.plan import Plan, chain
 from fedrelay.seam.recipe import Recipe
-from fedrelay.seam.values import Weights, value
+from fedrelay.seam.values import value
 from fedrelay.simulation.simulation import Simulation
+
+if TYPE_CHECKING:
+    from fedrelay.seam.values import Weights
 
 LEAF = "line.w"
 ENGINES = [Pick("lanes", 3), Pick("loop", 1)]
@@ -95,8 +99,8 @@ def no_receipts() -> Receipts:
 def landed(
     folds: Iterable[Fold], start: Weights, ends: Sequence[Mapping[str, Tensor]], examples: Sequence[int] | None = None
 ) -> Landing:
-    """What chains that ended like this bring back."""
+    """What chains that ended like this bring back; they also sent their ends up as "change"."""
     scope = tuple(ends[0]) if ends else ()
-    shown = Ends([start] * len(ends), ends, [scope] * len(ends), examples or [1] * len(ends), [{}] * len(ends))
+    shown = Ends([start] * len(ends), ends, [scope] * len(ends), examples or [1] * len(ends), [{"change": end} for end in ends])
     made = {f: f.add(f.empty(), shown) if ends else f.empty() for f in folds}
     return Landing(Flight(0), 0.0, made, no_receipts())

@@ -2,7 +2,27 @@
 
 from fedrelay.algorithms.baselines import Centralised, LocalOnly
 from fedrelay.algorithms.fedavg import FedAvg
+from fedrelay.algorithms.named import fedadagrad, fedadam, fedavgm, feddyn, fedprox, fedyogi, ida, named, scaffold
 from fedrelay.algorithms.sampling import Available, BySize, Everyone, Sampling, Uniform
 from fedrelay.algorithms.then import Then
 
-__all__ = ["Available", "BySize", "Centralised", "Everyone", "FedAvg", "LocalOnly", "Sampling", "Then", "Uniform"]
+__all__ = [
+    "Available",
+    "BySize",
+    "Centralised",
+    "Everyone",
+    "FedAvg",
+    "LocalOnly",
+    "Sampling",
+    "Then",
+    "Uniform",
+    "fedadagrad",
+    "fedadam",
+    "fedavgm",
+    "feddyn",
+    "fedprox",
+    "fedyogi",
+    "ida",
+    "named",
+    "scaffold",
+]

@@ -80,7 +80,7 @@ def begin(site: Site, batch: Sequence[Boarding], prepared: Sequence[Prepared | N
             trees = [b.recipe.rules[i].begin(alone(site, b.recipe.rules[i], b, p)) for b, p in zip(batch, prepared, strict=True)]
             context[name(rule)] = tmap(lambda *ts: torch.stack(ts), *trees)
         else:
-            context[name(rule)] = by_extra(batch, lambda part, _, i=i: vectorised(part, i, {}, {}, None))  # type: ignore[misc]
+            context[name(rule)] = by_what_came(batch, rule, lambda part, _, i=i: vectorised(part, i, {}, {}, None))  # type: ignore[misc]
     return context
 
 
@@ -91,7 +91,7 @@ def vectorised(batch: Sequence[Boarding], i: int, params: Leaves, context: Any, 
     dtype = next(iter(first.weights.values())).dtype
     received, dims = together([b.trip.weights for b in batch])
     memory, memory_dims = together([memory_of(rule, b) for b in batch])
-    along, along_dims = together(_along(rule, batch))
+    along, along_dims = together([b.trip.along.get(name(rule), {}) for b in batch])
 
     def column(values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=next(iter(first.weights.values())).device)
@@ -122,13 +122,6 @@ def vectorised(batch: Sequence[Boarding], i: int, params: Leaves, context: Any, 
     return (*made[:3], None if kept[0].along is None else made[3], kept[0].memory is not None)
 
 
-def _along(rule: Rule, batch: Sequence[Boarding]) -> list[Leaves]:
-    """What travelled beside the model; zeros of the same shape where a chain has just begun and another has not."""
-    own = [b.trip.along.get(name(rule), {}) for b in batch]
-    full = next((a for a in own if a), None)
-    return [a or {n: t.new_zeros(t.shape) for n, t in full.items()} for a in own] if full else own
-
-
 def together(models: Sequence[Leaves]) -> tuple[dict[str, Tensor], dict[str, int | None]]:
     """Models as vmap takes them: a leaf that all share is passed once."""
     first = models[0]
@@ -150,15 +143,17 @@ def stamp(tree: Any) -> Any:
     return id(tree) if isinstance(tree, Tensor) else tree
 
 
-def by_extra(batch: Sequence[Boarding], f: Callable[[list[Boarding], list[int]], Any]) -> Any:
-    """``f`` over the visits that were sent the same extra; the results put back in order."""
+def by_what_came(batch: Sequence[Boarding], rule: Rule, f: Callable[[list[Boarding], list[int]], Any]) -> Any:
+    """``f`` over the visits that were sent the same extra and that all have, or all have not, something of this rule's
+    travelling along; the results put back in order."""
     extras = {id(b.trip.chain.extra): b.trip.chain.extra for b in batch}
-    if len(extras) == 1:
+    travels = [name(rule) in b.trip.along for b in batch]
+    if len(extras) == 1 and len(set(travels)) == 1:
         return f(list(batch), list(range(len(batch))))
-    stamps = {key: stamp(extra) for key, extra in extras.items()}
+    stamps = {key: stamp(extra) for key, extra in extras.items()} if len(extras) > 1 else dict.fromkeys(extras)
     parts: dict[Any, list[int]] = {}
     for i, b in enumerate(batch):
-        parts.setdefault(stamps[id(b.trip.chain.extra)], []).append(i)
+        parts.setdefault((stamps[id(b.trip.chain.extra)], travels[i]), []).append(i)
     if len(parts) == 1:
         return f(list(batch), list(range(len(batch))))
     made = [f([batch[i] for i in rows], rows) for rows in parts.values()]
@@ -207,7 +202,7 @@ def end(
                     own, c, s = (tmap(lambda t: t[rows], x) for x in (own, c, s))
                 return vectorised(part, i, own, c, s)
 
-            ended = by_extra(batch, some)
+            ended = by_what_came(batch, rule, some)
         params, kept, sent, passed, changed = ended
         up.update(sent)
         if changed:
@@ -286,6 +281,8 @@ def _one_by_one(
 def held_out_loss(site: Site, b: Boarding, w: Leaves) -> float:
     """The mean loss on the client's own held-out part (on its training part where it has none)."""
     x, y = site.data.of(b.client, "validation")
+    if not len(y):
+        x, y = site.data.of(b.client)
     return float(site.model.criterion(site.model.forward(w, x), y).mean())
 
 

@@ -162,17 +162,20 @@ class Flow:
     def queue(self, b: Boarding) -> deque[Boarding]:
         site, recipe, w = b.trip.tally.site, b.recipe, b.trip.weights
         whole = recipe.scope is None and (w.base if isinstance(w, Slice) else w).keys() == site.trained
-        key = (id(site.model), id(site.data), id(recipe.kind), () if whole else self.frozen(site, recipe, w))
+        key = (id(site.model), id(site.data), id(recipe.kind), () if whole else self.frozen(b, w))
         return self.ready.setdefault(key, deque())
 
-    def frozen(self, site: Site, recipe: Recipe, w: Mapping[str, Tensor]) -> Any:
-        """The identity of the leaves that do not train: lanes share one set of them."""
-        base = w.base if isinstance(w, Slice) and not set(w.stacked) - set(site.model.scope(recipe.scope)) else w
-        known = self._frozen.get((id(base), id(recipe)))
-        if known is None or known[0] is not base:
-            scope = site.model.scope(recipe.scope)
-            known = self._frozen[id(base), id(recipe)] = (base, tuple(id(base[n]) for n in base if n not in scope))
-        return known[1]
+    def frozen(self, b: Boarding, w: Mapping[str, Tensor]) -> Any:
+        """Where the leaves lie that do not train: lanes share one set of them. (Not their ids: a leaf that an earlier visit
+        of the chain trained is a row of something larger, made anew at every look.)"""
+        scope = b.trip.tally.site.model.scope(b.recipe.scope)
+        base = w.base if isinstance(w, Slice) and not set(w.stacked) - set(scope) else w
+        if base is not b.trip.chain.start:
+            return tuple(base[n].data_ptr() for n in base if n not in scope)
+        known = id(base), id(b.recipe)  # both live as long as their plan
+        if known not in self._frozen:
+            self._frozen[known] = tuple(t.data_ptr() for n, t in base.items() if n not in scope)
+        return self._frozen[known]
 
 
 def _work(trip: Any) -> float:

@@ -32,10 +32,14 @@ def read(model: Model, enters: str | None) -> list[Layer] | None:
         return None
     layers: list[Layer] = []
     for segment in model.between(enters):
-        for path, module in model.segments[segment].named_modules():
+        for path, module in model.segments[segment].named_modules(remove_duplicate=False):
+            if module._forward_hooks or module._forward_pre_hooks:
+                return None
             if isinstance(module, nn.Sequential | nn.Identity) or (isinstance(module, nn.Flatten) and not layers):
                 if type(module) not in (nn.Sequential, nn.Identity, nn.Flatten):
                     return None  # a subclass may do anything in its forward
+                if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
+                    return None
                 continue
             if type(module) is nn.Linear:
                 prefix = ".".join(p for p in (segment, path) if p)
@@ -44,7 +48,10 @@ def read(model: Model, enters: str | None) -> list[Layer] | None:
                 layers[-1] = Layer(layers[-1].weight, layers[-1].bias, ACTIVATIONS[type(module)])
             else:
                 return None
-    return layers if layers and layers[-1].activation is None else None
+    plain = model.scope()  # a leaf that is shared or does not train is not here under this name
+    if not layers or layers[-1].activation or any(n not in plain for a in layers for n in (a.weight, a.bias) if n):
+        return None
+    return layers
 
 
 def _activate(z: Tensor, activation: str | None) -> Tensor:
@@ -77,14 +84,11 @@ def gradients(
     z = w[last.weight] @ inputs[-1].mT  # [lane, class, row]
     if last.bias:
         z += w[last.bias].unsqueeze(2)
-    z -= z.amax(1, keepdim=True)
-    truth = z.gather(1, y.unsqueeze(1))
-    d = z.exp_()
-    norm = d.sum(1, keepdim=True)
-    losses = torch.where(mask, (norm.log() - truth).squeeze(1), 0).sum(1)
-    d /= norm
-    d.scatter_add_(1, y.unsqueeze(1), d.new_full((1, 1, 1), -1.0).expand(len(y), 1, y.shape[1]))
-    d = torch.where(mask.unsqueeze(1), d * scale.view(-1, 1, 1), 0)
+    d = z.log_softmax(1)
+    losses = torch.where(mask, d.gather(1, y.unsqueeze(1)).squeeze(1), 0).sum(1).neg_()
+    weight = torch.where(mask, scale.unsqueeze(1), 0).unsqueeze(1)
+    d.exp_().mul_(weight)  # softmax minus truth, times scale; nothing where a row is padding
+    d.scatter_add_(1, y.unsqueeze(1), -weight)
     grads: dict[str, Tensor] = {}
     transposed = True  # whether d is [lane, feature, row]
     for i in range(len(layers) - 1, -1, -1):

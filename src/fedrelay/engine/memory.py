@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ class Spill:
         self._free: dict[int, list[int]] = {}
         self._next = 0
         self._end = 0
-        self._file: BinaryIO | None = None
+        self._file: int | None = None
 
     def put(self, kept: Kept) -> Row:
         """Take a client's memory."""
@@ -104,9 +105,12 @@ class Spill:
             getattr(torch, d).itemsize * int(np.prod(s, dtype=np.int64)) for _, _, d, s in self._kinds[self._kind_of[number]]
         )
 
-    def _open(self) -> BinaryIO:
+    def _open(self) -> int:
+        """The file, made when the first row is spilled; it has no name, so that nothing is left behind whatever happens."""
         if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="fedrelay-", dir=self.folder)  # noqa: SIM115 (it lives as long as the spill)
+            self._file, path = tempfile.mkstemp(prefix="fedrelay-", dir=self.folder)
+            os.unlink(path)
+            weakref.finalize(self, os.close, self._file)
         return self._file
 
     def _write(self, number: int, tensors: tuple[Tensor, ...]) -> None:
@@ -116,7 +120,7 @@ class Spill:
         self._end = max(self._end, at + size)
         data = b"".join(t.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"" for t in tensors)
         try:
-            os.pwrite(self._open().fileno(), data, at)
+            os.pwrite(self._open(), data, at)
         except OSError as e:
             where = self.folder or tempfile.gettempdir()
             raise OSError(
@@ -126,7 +130,7 @@ class Spill:
         self._where[number] = at
 
     def _read(self, number: int, layout: Layout) -> tuple[Tensor, ...]:
-        data = bytearray(os.pread(self._open().fileno(), self._bytes(number), self._where[number]))
+        data = bytearray(os.pread(self._open(), self._bytes(number), self._where[number]))
         out, at = [], 0
         for _, _, name, shape in layout:
             dtype = getattr(torch, name)
@@ -168,6 +172,13 @@ class Memories:
         if known:
             self.spill.drop(known[1])
         self._rows[path, client] = version, row
+
+    def row(self, kept: Mapping[str, Mapping[str, Tensor | LazyLeaf]]) -> Row:
+        """Where a staged memory lies; one that comes from a checkpoint is put there."""
+        first = next((t for m in kept.values() for t in m.values()), None)
+        if isinstance(first, LazyLeaf) and first.row.spill is self.spill:
+            return first.row
+        return self.spill.put(loaded(kept))
 
     def forget(self, path: tuple[str, ...]) -> None:
         """Drop the memories of a path and everything below it."""

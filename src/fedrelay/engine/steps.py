@@ -14,6 +14,7 @@ from torch.func import vmap
 
 from fedrelay.engine import linear, optimizers
 from fedrelay.engine.boundary import enters, name
+from fedrelay.engine.operators import lane_operators
 from fedrelay.engine.visits import Site
 from fedrelay.seam.recipe import SGD, Constant, Recipe, rebind
 
@@ -97,7 +98,8 @@ class Step:
         self, w: Leaves, numbers: Leaves, x: Tensor, y: Tensor, mask: Tensor, context: Any
     ) -> tuple[dict[str, Tensor], Tensor]:
         live = {n: t.detach().requires_grad_() for n, t in w.items()}
-        loss, data = vmap(self.objective)(live, dict(numbers), x, y, mask, context)
+        with lane_operators():
+            loss, data = vmap(self.objective)(live, dict(numbers), x, y, mask, context)
         grads = torch.autograd.grad(loss.sum(), list(live.values()), materialize_grads=True)
         return dict(zip(live, grads, strict=True)), data
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedrelay.seam.codec import Store, encode
@@ -28,6 +29,13 @@ def traffic(recipe: Recipe, scope: tuple[str, ...], chain: Chain, along: Any, o:
             {"weights": {n: o.weights[n] for n in scope}, "up": sent_up, "along": sent_along, "loss": 0.0, "steps": 0}
         )
     return down[0], up[0], down[1], up[1], o.cut
+
+
+def shape(tree: Any) -> Any:
+    """What of a tree decides its size on the wire."""
+    if isinstance(tree, Mapping):
+        return tuple((k, shape(v)) for k, v in tree.items())
+    return (tree.dtype, tree.shape) if hasattr(tree, "dtype") else tree
 
 
 def message_bytes(message: Any) -> tuple[int, int]:

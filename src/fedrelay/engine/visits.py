@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrelay.engine.traffic import COLUMNS, traffic
+from fedrelay.engine.traffic import COLUMNS, shape, traffic
 from fedrelay.seam.folds import Ends, Fold, Slice
 from fedrelay.seam.landing import Receipts
 from fedrelay.seam.places import child
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from fedrelay.models.model import Model
     from fedrelay.seam.values import Weights
 
-Kept = Mapping[str, Mapping[str, "Tensor"]]
-"""What a client keeps: rule -> leaf -> tensor."""
+Kept = Mapping[str, Mapping[str, Any]]
+"""What a client keeps: rule -> leaf -> tensor (or what stands for one that lies on disk)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,25 +45,36 @@ class Site:
         """The leaves that train where nothing else is said."""
         return set(self.model.scope())
 
+    @cached_property
+    def _traffic(self) -> dict[Any, tuple[int, ...]]:
+        return {}
+
+    def traffic(self, recipe: Recipe, scope: tuple[str, ...], chain: Chain, along: Any, o: Outcome) -> tuple[int, ...]:
+        """What a visit sends; visits that look the same from outside send the same."""
+        what = (recipe, shape(chain.extra), shape(along), shape(o.up), shape(o.along), o.reason is None)
+        if what not in self._traffic:
+            self._traffic[what] = traffic(recipe, scope, chain, along, o)
+        return self._traffic[what]
+
     @property
     def keeps_buffers(self) -> bool:
         """Whether clients keep statistics of their own."""
         return self.buffers == "local" and bool(self.model.buffers())
 
 
-@dataclass
-class Outcome:
-    """How one recipe of one visit ended."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-    weights: Weights
-    loss: float
-    steps: int
-    reason: str | None = None
-    memory: Kept = field(default_factory=dict)
-    up: Mapping[str, Weights] = field(default_factory=dict)
-    along: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    cut: int = 0
-    """Bytes that crossed the cut."""
+
+class Outcome:
+    """How one recipe of one visit ended; ``cut`` counts the bytes that crossed a cut."""
+
+    __slots__ = ("along", "cut", "loss", "memory", "reason", "steps", "up", "weights")
+
+    def __init__(self, weights: Weights, loss: float, steps: int, reason: str | None = None, cut: int = 0) -> None:
+        self.weights, self.loss, self.steps, self.reason, self.cut = weights, loss, steps, reason, cut
+        self.memory: Kept = NOTHING
+        self.up: Mapping[str, Weights] = NOTHING
+        self.along: Mapping[str, Mapping[str, Tensor]] = NOTHING
 
 
 class Boarding:
@@ -102,9 +114,9 @@ class Trip:
     def __init__(self, tally: Tally, number: int, chain: Chain, first: int, keys: list[int]) -> None:
         self.tally, self.number, self.chain, self.first, self.keys = tally, number, chain, first, keys
         self.weights: Weights = chain.start
-        self.along: dict[str, Mapping[str, Tensor]] = {}
-        self.kept: dict[int, Kept] = {}
-        self.up: Mapping[str, Weights] = {}
+        self.along: Mapping[str, Mapping[str, Tensor]] = NOTHING
+        self.kept: Mapping[int, Kept] = NOTHING
+        self.up: Mapping[str, Weights] = NOTHING
         self.scope: tuple[str, ...] = ()
         self.position = self.handed = self.examples = 0
         self.trying: list[Outcome | None] = []
@@ -118,9 +130,10 @@ class Trip:
         if self.position == len(visits):
             self.tally.take(self)
             return []
-        visit = visits[self.position]
+        visit, key = visits[self.position], self.keys[self.position]
+        if len(visit.recipes) == 1:
+            return [Boarding(self, 0, visit.client, visit.recipes[0], key)]
         self.trying = [None] * len(visit.recipes)
-        key = self.keys[self.position]
         return [Boarding(self, i, visit.client, r, key) for i, r in enumerate(visit.recipes)]
 
     def close(self, which: int, outcome: Outcome) -> bool:
@@ -150,7 +163,8 @@ class Trip:
         self.examples += n
         self.handed += 1
         if o.memory:
-            self.kept[visit.client] = {**(self.kept.get(visit.client) or tally.memory(visit.client)), **o.memory}
+            before = self.kept.get(visit.client) or tally.memory(visit.client)
+            self.kept = {**self.kept, visit.client: {**before, **o.memory}}
         if o.along:
             self.along = {**self.along, **o.along}
         if tally.alone(self.number):
@@ -165,9 +179,16 @@ class Tally:
     """What one flight makes: receipts, staged memories, and folds over blocks of consecutive chains, merged in block order."""
 
     def __init__(
-        self, site: Site, plan: Plan, key: int, memory: Callable[[int], Kept], sizes: Sequence[int], seconds: Sequence[float]
+        self,
+        site: Site,
+        plan: Plan,
+        key: int,
+        sizes: Sequence[int],
+        seconds: Sequence[float],
+        memory: Callable[[int], Kept],
+        stage: Callable[[Kept], Kept],
     ) -> None:
-        self.site, self.plan, self.memory, self.sizes = site, plan, memory, sizes
+        self.site, self.plan, self.sizes, self.memory, self.stage = site, plan, sizes, memory, stage
         self.backwards = False  # a test's word: admit chains in another order, which no bit may depend on
         self.at_visits = [f for f in plan.folds if f.at == "visits"]
         self.made = {f: f.empty() for f in plan.folds}
@@ -216,10 +237,10 @@ class Tally:
         self._loss[row], self._steps[row], self._recipes[row] = o.loss, o.steps, recipe
         if o.reason is not None:
             self._reasons[row] = o.reason
-        what = (id(recipe), id(trip.chain.extra), bool(trip.along), *o.up, o.reason is None)
-        if what not in self._traffic:
-            self._traffic[what] = traffic(recipe, self.scope(recipe), trip.chain, trip.along, o)
-        known = self._traffic[what]
+        what = (id(recipe), id(trip.chain.extra), bool(trip.along), o.reason is None)
+        known = self._traffic.get(what)
+        if known is None:
+            known = self._traffic[what] = self.site.traffic(recipe, self.scope(recipe), trip.chain, trip.along, o)
         self._bytes[row] = (*known[:-1], o.cut) if o.cut else known
 
     def take(self, trip: Trip) -> None:
@@ -230,8 +251,10 @@ class Tally:
             return
         self._ready[b] = self._fold(self._blocks[b], self._alone[b])
         for t in self._blocks[b]:
-            self.kept.update(t.kept)
-            t.weights, t.up, t.along, t.kept, t.made = {}, {}, {}, {}, None
+            for client, kept in t.kept.items():
+                self.kept[client] = self.stage(kept)
+            t.weights = t.up = t.along = t.kept = NOTHING
+            t.made = None
         while self._merged in self._ready:
             part = self._ready.pop(self._merged)
             self.made = {f: f.merge(acc, part[f]) for f, acc in self.made.items()}

@@ -100,8 +100,8 @@ class Simulation:
             raise ValueError(f"the plan at {place} has no chains: draw at least one client")
         keeps = self._keeping(place, plan)
         seconds = self._seconds(plan)
-        ends = np.cumsum([len(c.visits) for c in plan.chains])
-        longest = max((float(part.sum()) for part in np.split(seconds, ends[:-1])), default=0.0)
+        until = np.cumsum(np.concatenate([[0.0], seconds]))[np.cumsum([0, *(len(c.visits) for c in plan.chains)])]
+        longest = float(np.diff(until).max())
         air = Air(
             place,
             plan,
@@ -217,7 +217,7 @@ class Simulation:
         if a.work is None:
             raise RuntimeError(f"flight {i} lands untrained")
         for c, kept in a.work.memory.items():
-            self.memories.commit(a.place.path, c, a.began[c] + 1, self.memories.spill.put(kept))
+            self.memories.commit(a.place.path, c, a.began[c] + 1, self.memories.row(kept))
         self.ledger.commit(a.work.receipts)
         self._disclosed(a)
         return Landing(Flight(i), a.lands, a.work.made, a.work.receipts)
@@ -247,4 +247,13 @@ class Simulation:
     def _tally(self, a: Air) -> Tally:
         clients = [v.client for c in a.plan.chains for v in c.visits]
         sizes = self.site.data.train.lengths[clients].tolist()
-        return Tally(self.site, a.plan, a.place.key(self.seed), lambda c: self.memories.read(a.place.path, c), sizes, a.seconds)
+        spill, path = self.memories.spill, a.place.path
+        return Tally(
+            self.site,
+            a.plan,
+            a.place.key(self.seed),
+            sizes,
+            a.seconds,
+            memory=lambda c: self.memories.read(path, c),
+            stage=lambda kept: spill.lazily(spill.put(kept)),
+        )
