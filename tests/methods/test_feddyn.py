@@ -31,7 +31,7 @@ def test_two_superclients_over_two_rounds(pick):
 
 @pytest.mark.parametrize("pick", ENGINES, ids=lambda p: p.engine)
 def test_m_counts_all_units_and_alpha_scales_both_halves(pick):
-    """alpha = 1/2, one of m = 4 clients drawn, b = 6, from 2, rate 1/2: w = 2 - (2 - 6)/2 = 4 (the regulariser is 0 at the start).
+    """alpha = 1/2, one of m = 4 clients drawn, b = 6, from 2, rate 1/2: w = 2 - (2 - 6)/2 = 4 (where alpha does not pull yet).
 
     h_0 = -(1/2) 2 = -1;   h = -(1/2)/4 * 2 = -0.25;   w = 4 + 0.25/(1/2) = 4.5. (With m the cohort it would be 6.)
     Again from 4.5: gradient 4.5 - 6 + 1 = -0.5, w = 4.75, h_0 = -1 - 0.125; h = -0.25 - 0.03125; w = 4.75 + 0.5625 = 5.3125.

@@ -40,13 +40,9 @@ def test_equal_clients_stay_where_they_are():
 
 
 def test_a_client_on_the_mean_decides():
-    """0, 6 and 3 | mean 3: the distance 0 counts as a millionth of the largest, so two clients weigh 1e-6 of the third each."""
-    assert merged([w(0, 0), w(6, 0), w(3, 0)])["a"] == pytest.approx([3, -3], rel=1e-12)
-    assert merged([w(0, 0), w(6, 3), w(3, 1.5)])["b"] == pytest.approx([1.5, -1.5], rel=1e-12)
-    # beside it a fourth, off the line: mean (3 | 1), distances 8, 8, 2, 6 (in units of 2: 4, 4, 1, 3)
-    assert merged([w(0, 0), w(6, 0), w(3, 0), w(3, 4)])["b"] == pytest.approx(
-        [4 / 3 / (1 / 4 + 1 / 4 + 1 + 1 / 3), -8 / 11], rel=1e-12
-    )
+    """0, 0, 9 and 3, whose mean is 3: distances 6, 6, 12 and 0, which counts as a millionth of the largest. So alpha = 1/6, 1/6,
+    1/12, 1e6/12, and the merged model lies (3/6 + 3/6 - 6/12)/(5/12 + 1e6/12) = 6/1000005 below 3."""
+    assert merged([w(v, 1) for v in (0, 0, 9, 3)])["a"][0] == pytest.approx(3 - 6 / 1000005, rel=1e-12)
 
 
 @pytest.mark.parametrize("pick", ENGINES, ids=lambda p: p.engine)

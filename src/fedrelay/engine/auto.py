@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -81,21 +82,32 @@ class Auto:
         if here not in self._known:
             text = identity(site, kind, self.precision)
             key = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-            pick = self.picks.get(key) or self._read().get(key)
+            pick = self.picks.get(key)
             if pick is None:
-                pick = self.measure(site, kind, queue)
-                self._write(key, pick)
+                kept = self._read()
+                pick = kept.get(key)
+                if pick is None:
+                    pick = self.measure(site, kind, queue)
+                    self._write({**kept, key: pick})
+                elif pick.why:
+                    log.warning("%s", pick.why)
             self.picks[key] = self._known[here] = pick
             if self.told:
                 self.told(self.picks)
         return self._known[here]
+
+    def use(self, picks: Mapping[str, Pick], told: Callable[[Mapping[str, Pick]], None] | None) -> None:
+        """Go by these picks before any other, and tell of every kind that trains from now on."""
+        self.picks.update(picks)
+        self.told = told
+        self._known.clear()
 
     def measure(self, site: Site, kind: Recipe, queue: Sequence[Boarding]) -> Pick:
         """The fastest of the candidates on the first steps of these very visits; nothing is committed."""
         images = any(t.ndim == 4 for t in site.model.initial().values())
         threads = torch.get_num_threads()
         candidates = [Pick("loop", 1, images, self.precision)]
-        if threads > 1:
+        if threads > 1 and not site.draws:
             candidates.append(Pick("loop", threads, images, self.precision))
         why = cannot(site, kind, untrained(site, kind, queue[0]), queue[0])
         if why:
@@ -114,17 +126,15 @@ class Auto:
     def _read(self) -> dict[str, Pick]:
         try:
             kept = json.loads(self.cache.read_text())
+            return {key: Pick(**fields) for key, fields in kept.items()}
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, TypeError, AttributeError) as e:
             log.warning("the engine cache %s cannot be read (%s); measuring again", self.cache, e)
             return {}
-        return {key: Pick(**fields) for key, fields in kept.items()}
 
-    def _write(self, key: str, pick: Pick) -> None:
-        kept = {**self._read(), key: pick}
-        text = json.dumps({k: encode(p, Store()) for k, p in kept.items()}, indent=1)
-        text = json.dumps({k: {f: v for f, v in p.items() if f != "is"} for k, p in json.loads(text).items()}, indent=1)
+    def _write(self, picks: Mapping[str, Pick]) -> None:
+        text = json.dumps({key: asdict(pick) for key, pick in picks.items()}, indent=1)
         try:
             self.cache.parent.mkdir(parents=True, exist_ok=True)
             new = self.cache.with_suffix(f".{os.getpid()}")

@@ -75,9 +75,8 @@ class Engine:
 
     def use(self, picks: Mapping[str, Pick], told: Callable[[Mapping[str, Pick]], None] | None = None) -> None:
         """Decide as recorded, and tell of every new decision before its first step."""
-        if hasattr(self.picker, "picks"):
-            self.picker.picks.update(picks)
-            self.picker.told = told  # type: ignore[attr-defined]
+        if hasattr(self.picker, "use"):
+            self.picker.use(picks, told)
 
     def run(self, tallies: Sequence[Tally]) -> None:
         """Train these flights to their end."""

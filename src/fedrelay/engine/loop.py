@@ -39,6 +39,7 @@ class Visiting:
         if site.buffers == "local" and BUFFERS in b.memory:
             self.buffers = {n: t.clone() for n, t in b.memory[BUFFERS].items()}
         self.frozen = {n: t for n, t in self.received.items() if n not in self.scope}
+        self.frozen |= site.model.counters()  # every visit counts from the start: no visit hears of another through a module
         self.size = len(self.rows.y) if self.rows else int(site.data.train.lengths[b.client])
         self.steps = self.seen = 0
         self.loss_sum = 0.0
@@ -136,7 +137,7 @@ class Visiting:
 
     def run(self) -> tuple[str | None, Staged | None]:
         with contextlib.ExitStack() as stack:
-            if self.site.model.random:
+            if self.site.draws:
                 stack.enter_context(torch.random.fork_rng(devices=[]))
                 torch.default_generator.manual_seed(int(child(torch.tensor([self.b.key]), DROPOUT)) & (1 << 63) - 1)
             self.begin()
@@ -181,7 +182,7 @@ class Loop:
 
     def run(self, queue: deque[Boarding], more: Callable[[Sequence[Boarding]], None]) -> None:
         """Train the queue until it is empty. ``more`` is told which chains may go on, and may add to the queue."""
-        if self.workers == 1:
+        if self.workers == 1 or self.site.draws:  # torch has one generator for all threads
             while queue:
                 self._close(self._train(queue.popleft()), more)
             return

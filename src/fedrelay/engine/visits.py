@@ -56,6 +56,18 @@ class Site:
             self._traffic[what] = traffic(recipe, scope, chain, along, o)
         return self._traffic[what]
 
+    @cached_property
+    def draws(self) -> bool:
+        """Whether a forward pass draws random numbers. It is tried, for a module may drop out without owning such a layer."""
+        import torch
+
+        part, generator = self.data.train, torch.default_generator
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            before = generator.get_state()
+            x = self.data.inputs(part.x[part.index[:1].long().repeat(2)])
+            self.model.forward({**self.model.initial(), **self.model.counters()}, x, training=True)
+            return not torch.equal(before, generator.get_state())
+
     @property
     def keeps_buffers(self) -> bool:
         """Whether clients keep statistics of their own."""
@@ -253,8 +265,7 @@ class Tally:
         for t in self._blocks[b]:
             for client, kept in t.kept.items():
                 self.kept[client] = self.stage(kept)
-            t.weights = t.up = t.along = t.kept = NOTHING
-            t.made = None
+            t.weights, t.up, t.along, t.kept, t.made = NOTHING, NOTHING, NOTHING, {}, None
         while self._merged in self._ready:
             part = self._ready.pop(self._merged)
             self.made = {f: f.merge(acc, part[f]) for f, acc in self.made.items()}

@@ -9,7 +9,7 @@ m counts *all* units (clients, or superclients where chains are superclients), a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedrelay.seam.folds import Fold, Mean, Moved
 from fedrelay.seam.landing import Landing
@@ -29,6 +29,7 @@ class Dynamic(Rule):
     """The client; it keeps h_k."""
 
     alpha: float = 0.1
+    shared: ClassVar[tuple[str, ...]] = ("alpha",)
 
     def memory(self, w: Weights) -> Weights:
         return zeros(w)

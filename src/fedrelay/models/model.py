@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -89,6 +91,15 @@ class Model:
             if t.is_floating_point()
         )
 
+    def counters(self) -> dict[str, Tensor]:
+        """The buffers that are not floating-point (BatchNorm counts its batches), as the modules hold them; they never travel."""
+        return {
+            f"{s}.{n}": t.clone()
+            for s, m in self.segments.items()
+            for n, t in m.named_buffers()
+            if not t.is_floating_point()
+        }
+
     def between(self, enters: str | None = None, until: str | None = None) -> list[str]:
         """The segments that run when rows enter at ``enters`` and leave before ``until``."""
         names = list(self.segments)
@@ -106,7 +117,7 @@ class Model:
         """
         from torch.func import functional_call
 
-        segments = self.segments if training or not self.moody else self._evaluating
+        segments = self._modules(training)
         for s in self.between(enters, until):
             own = {n[len(s) + 1 :]: t for n, t in w.items() if n.startswith(s + ".")}
             x = functional_call(segments[s], own, (x,))
@@ -120,14 +131,26 @@ class Model:
         moods = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
         return any(isinstance(m, moods) for s in self.segments.values() for m in s.modules())
 
-    @cached_property
-    def random(self) -> bool:
-        """Whether a forward pass draws random numbers (dropout)."""
-        from torch import nn
+    def _modules(self, training: bool) -> Mapping[str, nn.Module]:
+        """The modules in this mood for this thread: a module is lent its weights while it runs, so no two threads may share one.
 
-        return any(isinstance(m, nn.modules.dropout._DropoutNd) for s in self.segments.values() for m in s.modules())
+        Copies share the tensors. Evaluation always has copies: only a module itself knows whether it drops out.
+        """
+        if training and threading.current_thread() is threading.main_thread():
+            return self.segments
+        mine: dict[bool, dict[str, nn.Module]] = _own().setdefault(self, {})
+        if training not in mine:
+            copies = {s: deepcopy(m, {id(t): t for t in (*m.parameters(), *m.buffers())}) for s, m in self.segments.items()}
+            mine[training] = copies if training else {s: m.eval() for s, m in copies.items()}
+        return mine[training]
 
-    @cached_property
-    def _evaluating(self) -> dict[str, nn.Module]:
-        # a copy rather than a switch: the modules may be training in another thread
-        return {s: deepcopy(m).eval() for s, m in self.segments.items()}
+
+_LOCAL = threading.local()
+
+
+def _own() -> WeakKeyDictionary[Model, Any]:
+    """This thread's copies of modules, by model."""
+    if not hasattr(_LOCAL, "copies"):
+        _LOCAL.copies = WeakKeyDictionary()
+    copies: WeakKeyDictionary[Model, Any] = _LOCAL.copies
+    return copies

@@ -67,9 +67,10 @@ class Checkpoints(Store):
         """Make this the checkpoint of that name. What was there before stays whole until this one is."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._number()
-        self._data[name] = encode(value, self)
+        data = encode(value, self)
         self._write_segment()
-        self._replace(self.folder / f"{name}.json", json.dumps({"schema": SCHEMA, "state": self._data[name]}).encode())
+        self._replace(self.folder / f"{name}.json", json.dumps({"schema": SCHEMA, "state": data}).encode())
+        self._data[name] = data  # only now: what this name refers to is what must not be deleted
         self._tidy()
 
     def _number(self) -> None:
@@ -157,5 +158,5 @@ def _names(data: Any) -> list[str]:
     if isinstance(data, list):
         return [n for x in data for n in _names(x)]
     if isinstance(data, dict):
-        return [data["ref"]] if "ref" in data else [n for x in data.values() for n in _names(x)]
+        return [data["ref"]] if "ref" in data and "is" not in data else [n for x in data.values() for n in _names(x)]
     return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -93,8 +94,7 @@ def fit(
     store = Checkpoints(folder) if folder is not None else None
     said = encode(algorithm, Store())
     record = _resumed(store, said, driven) if store and (store.folder / "last.json").exists() else None
-    if store:
-        driven.use(_picks(store), lambda picks: store.save("engine", dict(picks)))
+    driven.use(_picks(store) if store else {}, partial(_write_picks, store) if store else None)
     if record is None:
         start = algorithm.init(view, weights)
         record = Record(start.weights, start)
@@ -122,6 +122,10 @@ def fit(
             )
             saved = time.monotonic()
     return record
+
+
+def _write_picks(store: Checkpoints, picks: Mapping[str, Any]) -> None:
+    store.save("engine", dict(picks))
 
 
 def _picks(store: Checkpoints) -> Mapping[str, Any]:

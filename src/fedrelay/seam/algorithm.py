@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fedrelay.seam.federation import Federation, Run
+from fedrelay.seam.methods import Method
 from fedrelay.seam.values import value
 
 if TYPE_CHECKING:
@@ -39,7 +41,13 @@ class Algorithm(Generic[S]):
         raise NotImplementedError
 
     def check(self, fed: Run) -> None:
-        """Refuse, in one sentence, parameters that make no sense with this federation."""
+        """Refuse, in one sentence, parameters that make no sense with this federation; by default, those that a part refuses."""
+        for f in fields(self):
+            part = getattr(self, f.name)
+            if isinstance(part, Algorithm):
+                part.check(fed)
+            elif isinstance(part, Method):
+                part.check()
 
     def fit(self, fed: Federation, rounds: int, **options: Any) -> Record:
         """Run this algorithm; see :func:`fedrelay.records.driver.fit` for the options."""

@@ -160,6 +160,8 @@ class Recipe:
         path = self.resolve(path)
         if path == "batch_size":
             return replace(self, batch_size=float(number), rows=max(16, 1 << (int(number) - 1).bit_length()))
+        if shared := [r for r in self.rules if path in [f"{_name(r)}.{n}" for n in r.shared]]:
+            raise ValueError(f"{path} cannot evolve: the server's half of {_name(shared[0])} needs one value for everybody")
         return self.bind({path: float(number)})
 
     def resolve(self, path: str) -> str:

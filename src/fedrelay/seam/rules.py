@@ -102,6 +102,9 @@ class Rule:
     enters: ClassVar[str | None] = None
     """The segment at which the rows that ``prepare`` makes enter the model; static, because code is made for it."""
 
+    shared: ClassVar[tuple[str, ...]] = ()
+    """Numbers that the server's half computes with too: they are the same for everybody, so they cannot evolve."""
+
     def memory(self, w: Weights) -> Tree:
         """What a client keeps before its first visit: zeros of fixed shape."""
         return {}

@@ -72,7 +72,7 @@ def simulate(
 
     >>> fed = simulate("digits", IidPartitioner(num_partitions=5), engine="loop")
     >>> len(fed.sizes), int(fed.sizes.sum())
-    (5, 1437)
+    (5, 1438)
     """
     dataset = named(data, data_dir) if isinstance(data, str) else data
     if not isinstance(dataset, Dataset):
@@ -176,7 +176,7 @@ def split(dealt: Partition, share: float, data_seed: int) -> tuple[Partition, Pa
     client = np.repeat(np.arange(len(sizes)), sizes)
     order = np.lexsort((rng.random(len(client)), client))
     rank = np.arange(len(client)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    held = np.where(sizes > 1, np.maximum(1, np.floor(share * sizes + 0.5)), 0).astype(np.int64)
+    held = np.where(sizes > 1, np.clip(np.floor(share * sizes + 0.5), 1, sizes - 1), 0).astype(np.int64)
     out = rank < np.repeat(held, sizes)
     rows = np.asarray(dealt.index)[order]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedrelay.seam.ledger import Ledger
 from fedrelay.seam.places import Place
 from fedrelay.seam.plan import EVERYBODY, Plan
 from fedrelay.seam.questions import Counts, Question
+from fedrelay.seam.recipe import Recipe
 from fedrelay.seam.rules import Rows
 from fedrelay.seam.values import value
 
@@ -100,14 +102,14 @@ class Simulation:
             raise ValueError(f"the plan at {place} has no chains: draw at least one client")
         keeps = self._keeping(place, plan)
         seconds = self._seconds(plan)
-        until = np.cumsum(np.concatenate([[0.0], seconds]))[np.cumsum([0, *(len(c.visits) for c in plan.chains)])]
-        longest = float(np.diff(until).max())
+        ends = accumulate(len(c.visits) for c in plan.chains)
+        longest = max(sum(seconds[end - len(c.visits) : end]) for c, end in zip(plan.chains, ends, strict=True))
         air = Air(
             place,
             plan,
             self.now + longest,
             {c: self.memories.version(place.path, c) for c in sorted(keeps)},
-            tuple(seconds.tolist()),
+            tuple(seconds),
         )
         self._air[self._flown] = air
         self._flown += 1
@@ -122,6 +124,8 @@ class Simulation:
         return [self._commit(i) for i in sorted(down, key=lambda i: (self._air[i].lands, i))]
 
     def ask(self, clients: Sequence[int], question: Question[T], weights: Weights | None = None) -> Mapping[int, T]:
+        if unknown := [c for c in clients if not 0 <= c < len(self.sizes)]:
+            raise ValueError(f"client {unknown[0]} does not exist: there are clients 0 ... {len(self.sizes) - 1}")
         self.ledger.disclose(question.discloses, [int(c) for c in clients])
         model = self.site.model
         with torch.no_grad():
@@ -194,9 +198,8 @@ class Simulation:
                         known[id(r)] = any(rule.has("memory") for rule in r.check().rules) or self.site.keeps_buffers
                     if known[id(r)]:
                         if seen.setdefault(v.client, i) != i:
-                            raise ValueError(
-                                f"two chains of one plan would write the memory of client {v.client}: let it travel in one of them"
-                            )
+                            who = f"two chains of one plan would write the memory of client {v.client}"
+                            raise ValueError(f"{who}: let it travel in one of them")
                         keeps.add(v.client)
         for a in self._air.values():
             if a.place.path == place.path and (both := keeps & a.began.keys()):
@@ -204,13 +207,14 @@ class Simulation:
                 raise ValueError(f"{who}: wait until that has landed")
         return keeps
 
-    def _seconds(self, plan: Plan) -> NDArray[np.float64]:
+    def _seconds(self, plan: Plan) -> list[float]:
         visits = [v for c in plan.chains for v in c.visits]
         clients = np.fromiter((v.client for v in visits), np.int64, len(visits))
-        work = np.fromiter((sum(r.epochs for r in v.recipes) for v in visits), float, len(visits))
+        sizes = self.site.data.train.lengths[clients].tolist()
+        work = [float(sum(_examples(r, n) for r in v.recipes)) for v, n in zip(visits, sizes, strict=True)]
         wait = np.fromiter((v.wait for v in visits), float, len(visits))
-        seconds: NDArray[np.float64] = self.clock(clients, self.site.data.train.lengths[clients] * work) + wait
-        return seconds
+        seconds: NDArray[np.float64] = self.clock(clients, np.array(work)) + wait
+        return list(seconds.tolist())
 
     def _commit(self, i: int) -> Landing:
         a = self._air.pop(i)
@@ -257,3 +261,11 @@ class Simulation:
             memory=lambda c: self.memories.read(path, c),
             stage=lambda kept: spill.lazily(spill.put(kept)),
         )
+
+
+def _examples(recipe: Recipe, size: int) -> float:
+    """How many examples a visit to a client of this size goes through."""
+    if not recipe.steps:
+        return recipe.epochs * size
+    epochs, steps = divmod(int(recipe.steps), max(1, -(-size // int(recipe.batch_size))))
+    return epochs * size + min(steps * recipe.batch_size, size)
