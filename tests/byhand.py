@@ -77,10 +77,10 @@ class Recorder(Layer):
     """Keeps who was sent out, plan by plan."""
 
     def __init__(self) -> None:
-        self.cohorts: list[list[int]] = []
+        self.chains: list[list[list[int]]] = []
 
     def plan(self, plan: Plan, rng: object) -> Plan:
-        self.cohorts.append([v.client for c in plan.chains for v in c.visits])
+        self.chains.append([[v.client for v in c.visits] for c in plan.chains])
         return plan
 
 

@@ -21,23 +21,20 @@ def accuracy(model, x, y):
 
 def fedavg(model, x, y, test_x, test_y, rounds, rate):
     """``rounds``: of each round, of each client, of each batch: the rows of x. Yields the weights and the test accuracy."""
-    weights = [p.detach().clone() for p in model.parameters()]
+    weights = {name: w.clone() for name, w in model.state_dict().items()}
     for cohort in rounds:
-        sums, examples = [torch.zeros_like(w) for w in weights], 0
+        total, examples = {name: torch.zeros_like(w) for name, w in weights.items()}, 0
         for batches in cohort:
-            with torch.no_grad():
-                for p, w in zip(model.parameters(), weights):
-                    p.copy_(w)
+            model.load_state_dict(weights)
             optimizer = torch.optim.SGD(model.parameters(), lr=rate)
             for rows in batches:
                 optimizer.zero_grad()
                 F.cross_entropy(model(x[rows]), y[rows]).backward()
                 optimizer.step()
             n = sum(len(rows) for rows in batches)
-            sums = [s + n * p.detach() for s, p in zip(sums, model.parameters())]
+            for name, w in model.state_dict().items():
+                total[name] += n * w
             examples += n
-        weights = [s / examples for s in sums]
-        with torch.no_grad():
-            for p, w in zip(model.parameters(), weights):
-                p.copy_(w)
+        weights = {name: t / examples for name, t in total.items()}
+        model.load_state_dict(weights)
         yield weights, accuracy(model, test_x, test_y)

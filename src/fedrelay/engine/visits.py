@@ -299,7 +299,7 @@ class Tally:
             seconds=np.array(self.seconds, float),
             numbers=_numbers([r or v.recipes[0] for r, v in zip(self._recipes, visits, strict=True)]),
             traffic={name: sent[:, i] for i, name in enumerate(COLUMNS)},
-            reasons=self._reasons,
+            reasons=dict(sorted(self._reasons.items())),  # not in the order in which they happened to fail
         )
 
 
