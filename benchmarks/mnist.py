@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)  # these batches are too small to be shared
     try:
-        found = evidence(args.rounds, range(args.seeds), lambda line: None if args.json else print(line, flush=True))
+        found = evidence(args.rounds, range(args.seeds), str if args.json else print)
     except FileNotFoundError as e:
         print(e, file=sys.stderr)
         return 2

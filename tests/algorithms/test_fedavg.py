@@ -73,7 +73,7 @@ def test_cohorts_change_from_round_to_round_and_with_the_seed():
         recorder, base = Recorder(), federation([0] * 30)
         base.seed = seed
         rounds(FedAvg(Uniform(count=5), HALF), Run(base, layers=(recorder,)), 3)
-        return [tuple(c) for plan in recorder.chains for c in [sum(plan, [])]]
+        return [tuple(k for c in plan for k in c) for plan in recorder.chains]
 
     assert len({*cohorts(0), *cohorts(1)}) == 6
     assert cohorts(0) == cohorts(0)

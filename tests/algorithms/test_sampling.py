@@ -56,7 +56,7 @@ def test_asking_for_more_than_there_are_is_one_sentence(sampling):
 
 @pytest.mark.parametrize("sampling", [Uniform(), BySize()], ids=repr)
 def test_a_federation_without_examples_is_one_sentence(sampling):
-    with pytest.raises(ValueError, match="^1 clients a round were asked for, and 0 have examples"):
+    with pytest.raises(ValueError, match=r"^1 clients a round were asked for, and 0 have examples"):
         sampling.draw(fed(0, 0))
 
 
@@ -84,7 +84,7 @@ def test_uniform_draws_do_not_look_at_sizes():
 
 
 def test_draws_by_size_are_in_proportion_to_examples():
-    """1, 3, 0 and 6 of 10 examples, one client a round: 0.1, 0.3, 0 and 0.6, give or take 5 standard deviations of at most 0.0245."""
+    """1, 3, 0 and 6 of 10 examples, one client a round, give or take 5 standard deviations of at most 0.0245."""
     assert shares(BySize(count=1), fed(1, 3, 0, 6)) == pytest.approx([0.1, 0.3, 0, 0.6], abs=0.12)
 
 

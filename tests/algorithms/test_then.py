@@ -46,13 +46,16 @@ def test_the_second_starts_from_the_model_of_the_first():
 
 @pytest.mark.parametrize("pick", ENGINES, ids=lambda p: p.engine)
 def test_variates_are_fresh_on_both_sides(pick):
-    """SCAFFOLD for two rounds ends at -1.875 (b = 2, -6; see its own golden test). Begun afresh there, with every variate 0:
-    -1.875 -> 0.0625 -> 1.03125 and -1.875 -> -3.9375 -> -4.96875, mean -1.96875. With the clients' old variates -3.375 and 4.125
-    beside the server's new 0 it would be -1.6875, with all of the old ones -1.96875 + ... in neither case this number."""
+    """SCAFFOLD for two rounds ends at -1.875 with c = 0.375, c_0 = -3.375, c_1 = 4.125 (b = 2, -6; its own golden test).
+
+    Begun afresh there: -1.875 -> 0.0625 -> 1.03125 and -1.875 -> -3.9375 -> -4.96875, mean -1.96875; c_0 = -1.875 - 1.03125,
+    c_1 = -1.875 + 4.96875, so c = 0.09375. The clients' old variates beside a new c would lead to -1.6875; had c survived too,
+    it would be another now.
+    """
     fed = federation([2, -6], pick=pick)
     states = play(Then(FedAvg(Everyone(), TWICE, SCAFFOLD()), 2, FedAvg(Everyone(), TWICE, SCAFFOLD())), Run(fed), 3)
     assert [number(s.weights) for s in states] == [0, -1.5, -1.875, -1.96875]
-    assert float(states[2].inner.method["c"]["line.w"]) == 0.375
+    assert [float(s.inner.method["c"]["line.w"]) for s in states[2:]] == [0.375, 0.09375]
 
 
 def test_the_first_phases_memories_are_forgotten_when_it_is_over_and_not_before():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from byhand import ENGINES, HALF, LEAF, federation, model, number
@@ -121,6 +121,7 @@ def flat(made) -> np.ndarray:
 
 
 @pytest.mark.parametrize("fold", FOLDS, ids=repr)
+@settings(deadline=None)
 @given(chains=st.lists(CHAIN, min_size=1, max_size=8), data=st.data(), views=st.booleans())
 def test_parts_join_to_the_whole_wherever_it_is_cut(fold, chains, data, views):
     """A monoid: blocks of consecutive chains, empty ones too, merged from either side, make what one block makes."""
@@ -138,6 +139,7 @@ def test_parts_join_to_the_whole_wherever_it_is_cut(fold, chains, data, views):
 
 
 @pytest.mark.parametrize("fold", FOLDS, ids=repr)
+@settings(deadline=None)
 @given(chains=st.lists(CHAIN, min_size=1, max_size=5))
 def test_views_and_tensors_of_their_own_make_the_same(fold, chains):
     made = [flat(fold.result(fold.add(fold.empty(), shown(chains, views)))) for views in (False, True)]

@@ -6,7 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrelay.seam.places import Place, child
@@ -34,6 +34,7 @@ def test_the_reference_is_the_published_one():
     assert list(islice(reference(1234567), 5)) == published
 
 
+@settings(deadline=None)
 @given(st.integers(0, WORD - 1), st.integers(1, 30))
 def test_the_generator_is_splitmix64(seed, n):
     expected = [signed(z) for z in islice(reference(seed), n)]
@@ -43,6 +44,7 @@ def test_the_generator_is_splitmix64(seed, n):
     assert [int(child(torch.tensor([signed(seed)]), i)[0]) for i in range(n)] == expected
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20),
     st.lists(st.integers(0, 2**63 - 2), min_size=1, max_size=20),

@@ -18,7 +18,7 @@ def test_the_base_rule_does_nothing():
     rule, w = Rule(), {"w": torch.ones(2)}
     see = view(Rows(X, Y, None, None))
     end = rule.end(w, see, {})
-    assert (rule.memory(w), rule.begin(see), rule.penalty(w, {}), rule.loss(None, X, Y, Y > 0, {})) == ({}, {}, 0.0, 0.0)
+    assert (rule.memory(w), rule.begin(see), rule.penalty(w, {}), rule.loss(w, None, X, Y, Y > 0, {})) == ({}, {}, 0.0, 0.0)
     assert rule.prepare(see) == (X, Y)
     assert end.weights is w
     assert (end.memory, end.up, end.along) == (None, {}, None)

@@ -443,12 +443,13 @@ class Genetic(Algorithm[Evolved]):
 
         got = fed.train((Chain(w, (Visit(c, tries()),)) for c in keys), Mean("count"))
         genes = {r.client: r.numbers["learning_rate"] for r in got.receipts}
-        return Evolved(State({**w, **got[Mean("count")]}, None), genes, {r.client: r.loss for r in got.receipts})
+        losses = {r.client: r.loss for r in got.receipts if r.reason is None}
+        return Evolved(State({**w, **got[Mean("count")]}, None), genes, losses)
 
     def round(self, fed, s):
         genes = breed(s.genes, s.losses, fed.rng("breed"))
         got = fed.train((chain(s.weights, [c], replace(self.recipe, learning_rate=g)) for c, g in genes.items()), Mean("count"))
-        losses = {r.client: r.loss for r in got.receipts}
+        losses = {r.client: r.loss for r in got.receipts if r.reason is None}
         return Evolved(State({**s.weights, **got[Mean("count")]}, None), genes, losses)
 
 

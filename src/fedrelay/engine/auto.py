@@ -114,7 +114,7 @@ class Auto:
             log.warning("%s", why)
             candidates = [Pick(p.engine, p.width, p.channels_last, p.precision, why) for p in candidates]
         else:
-            size = sum(t.nbytes for n, t in queue[0].trip.weights.items() if n in site.model.scope(kind.scope))
+            size = sum(t.nbytes for n, t in queue[0].trip.weights.items() if n in site.trains(kind))
             fitting = [w for w in WIDTHS if 8 * w * size <= MEMORY and w <= max(8, len(queue))]
             candidates += [Pick("lanes", w, False, self.precision) for w in fitting or [WIDTHS[0]]]
         seconds = {p: seconds_per_step(site, kind, p, queue) for p in candidates}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedrelay.engine.visits import Boarding, Outcome, Site
+from fedrelay.engine.visits import OPTIMIZER, Boarding, Outcome, Site
 from fedrelay.seam.folds import Slice, stack
 from fedrelay.seam.recipe import Recipe, numeric, rebind
 from fedrelay.seam.rules import ClientView, End, Rows, Rule
@@ -174,6 +174,12 @@ class Staged(NamedTuple):
     memory: Mapping[str, Leaves]
     up: Mapping[str, Leaves]
     along: Mapping[str, Leaves]
+
+    def with_optimizer(self, recipe: Recipe, state: Leaves) -> Staged:
+        """The same with the optimizer's state, which travels along the chain or stays on the client."""
+        if recipe.optimizer_state == "travels":
+            return self._replace(along={**self.along, OPTIMIZER: state})
+        return self._replace(memory={**self.memory, OPTIMIZER: state})
 
 
 def end(

@@ -29,7 +29,9 @@ class CutVisiting(Visiting):
         below = self.site.model.scope(segments[: segments.index(self.at)])
         self.device, self.server = ({n: p for n, p in self.params.items() if (n in below) is side} for side in (True, False))
         halves = [list(half.values()) for half in (self.device, self.server) if half]
-        self.optimizer = Both([optimizers.plain(self.recipe, half) for half in halves])  # type: ignore[assignment]
+        both = Both([optimizers.plain(self.recipe, half) for half in halves])
+        self.optimizer = both  # type: ignore[assignment]
+        self.resume(both.halves)
 
     def step(self, x: Tensor, y: Tensor) -> None:
         model = self.site.model

@@ -115,7 +115,7 @@ class Engine:
 
 def untrained(site: Site, kind: Recipe, b: Boarding) -> dict[str, Tensor]:
     """The leaves that this kind of visit does not train."""
-    scope = site.model.scope(kind.scope)
+    scope = site.trains(kind)
     return {n: b.trip.weights[n] for n in b.trip.weights if n not in scope}
 
 
@@ -167,7 +167,7 @@ class Flow:
     def frozen(self, b: Boarding, w: Mapping[str, Tensor]) -> Any:
         """Where the leaves lie that do not train: lanes share one set of them. (Not their ids: a leaf that an earlier visit
         of the chain trained is a row of something larger, made anew at every look.)"""
-        scope = b.trip.tally.site.model.scope(b.recipe.scope)
+        scope = b.trip.tally.site.trains(b.recipe)
         base = w.base if isinstance(w, Slice) and not set(w.stacked) - set(scope) else w
         if base is not b.trip.chain.start:
             return tuple(base[n].data_ptr() for n in base if n not in scope)

@@ -41,7 +41,7 @@ class Lanes:
     ) -> None:
         self.site, self.kind, self.width, self.stride = site, kind, width, stride
         self.step = Step(site, kind, frozen, precision)
-        self.scope = site.model.scope(kind.scope)
+        self.scope = site.trains(kind)
         self.prepares = prepares(kind)
         start = first.trip.weights
         one = start[self.scope[0]]
@@ -110,10 +110,12 @@ class Lanes:
                     [distinct[id(b.recipe)][p] for b in batch] if len(distinct) > 1 else [batch[0].recipe.numbers[p]] * len(batch)
                 )
                 put(lane, torch.tensor(values, dtype=self.dtype, device=self.device))
-            fresh = optimizers.start(self.kind.optimizer, {n: t[:1] for n, t in self.w.items()}, 1)
             if self.opt is None:
                 self.opt = optimizers.start(self.kind.optimizer, self.w, self.width)
-            tmap(lambda lane, zero: put(lane, zero.expand(len(free), *zero.shape[1:])), self.opt, fresh)
+            for part, lane in leaves_by_path(self.opt):
+                states = [b.optimizer_state for b in batch]
+                fresh = lane.new_zeros(lane.shape[1:])
+                put(lane, torch.stack([s.get(part, fresh) for s in states]) if any(states) else fresh.expand(len(free), *fresh.shape))
             self._lay_out(free, batch, prepared, put)
 
     def _lay_out(
@@ -259,10 +261,17 @@ class Lanes:
             if len(ended) == self.width and any(r.has("end") for r in self.kind.rules):
                 context = tmap(lambda t: t.clone(), context)  # what a rule keeps of it must not be the lanes' own
             made = end(self.site, batch, prepared, w, context, steps)
+            if self.kind.optimizer_state != "fresh":
+                made = made.with_optimizer(self.kind, {p: t[ended].clone() for p, t in leaves_by_path(self.opt)})
             goes_on = commit(self.site, batch, made, steps, losses)
         for g in ended:
             self.on[g] = self.prepared[g] = None
         return [b for b, on in zip(batch, goes_on, strict=True) if on]
+
+
+def leaves_by_path(state: Mapping[str, Mapping[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """An optimizer's state as flat leaves."""
+    return [(f"{part}/{n}", t) for part, tree in state.items() for n, t in tree.items()]
 
 
 def cannot(site: Site, kind: Recipe, frozen: Mapping[str, Tensor], b: Boarding) -> str | None:

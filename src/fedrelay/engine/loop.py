@@ -34,7 +34,7 @@ class Visiting:
         self.rows = Prepared(site, b) if prepares(b.recipe) else None
         self.received = dict(b.trip.weights.items())
         self.enters = enters(b.recipe)
-        self.scope = site.model.scope(b.recipe.scope)
+        self.scope = site.trains(b.recipe)
         self.buffers = {n: self.received[n].clone() for n in site.model.buffers(b.recipe.scope)}
         if site.buffers == "local" and BUFFERS in b.memory:
             self.buffers = {n: t.clone() for n, t in b.memory[BUFFERS].items()}
@@ -73,14 +73,20 @@ class Visiting:
             self.context = {name(r): r.begin(self.see(r)) for r in self.recipe.rules}
         self.params = {n: self.own(self.received[n]).requires_grad_() for n in self.scope}
         self.optimizer = optimizers.plain(self.recipe, list(self.params.values()))
+        self.resume([self.optimizer])
+
+    def resume(self, halves: list[torch.optim.Optimizer]) -> None:
+        """Go on from an optimizer state that travelled or stayed."""
+        self.halves = halves
+        optimizers.load(halves, self.params, self.b.optimizer_state)
 
     def own(self, t: Tensor) -> Tensor:
         return t.detach().clone(memory_format=self.layout if t.ndim == 4 else torch.contiguous_format)
 
-    def forward(self, params: Any, x: Tensor) -> Tensor:
+    def forward(self, params: Any, x: Tensor, until: str | None = None) -> Tensor:
         w = {**self.frozen, **self.buffers, **params}
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            z = self.site.model.forward(w, x, self.enters, training=True)
+            z = self.site.model.forward(w, x, self.enters, until, training=True)
         return z.to(next(iter(self.params.values())).dtype)
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
@@ -91,7 +97,7 @@ class Visiting:
         everything = torch.ones(len(y), dtype=torch.bool, device=y.device)
         for r in self.recipe.rules:
             c = self.context[name(r)]
-            loss = loss + r.penalty(self.params, c) + r.loss(self.forward, x, y, everything, c)
+            loss = loss + r.penalty(self.params, c) + r.loss(self.params, self.forward, x, y, everything, c)
         return loss
 
     def step(self, x: Tensor, y: Tensor) -> None:
@@ -133,7 +139,10 @@ class Visiting:
             memory[BUFFERS] = _lone(self.buffers)
         elif self.buffers:
             params = {**params, **self.buffers}
-        return Staged(_lone(params), memory, up, along)
+        made = Staged(_lone(params), memory, up, along)
+        if self.recipe.optimizer_state == "fresh":
+            return made
+        return made.with_optimizer(self.recipe, _lone(optimizers.dump(self.halves, self.params)))
 
     def run(self) -> tuple[str | None, Staged | None]:
         with contextlib.ExitStack() as stack:

@@ -279,8 +279,18 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return made.reshape(*x.shape[:-1], w.shape[0])
 
 
-def _cross_entropy(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-    if args or kwargs != {"reduction": "none"} or input.device.type != "cpu" or input.ndim != 2 or target.ndim != 1:
+def _cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
+    said = (size_average, ignore_index, reduce, reduction, label_smoothing)
+    if weight is not None or said != (None, -100, None, "none", 0.0) or input.device.type != "cpu" or input.ndim != 2 or target.ndim != 1:
         return None
     if input.dtype not in (torch.float32, torch.float64) or not 0 < input.shape[1] < VECTOR:
         return None

@@ -83,3 +83,32 @@ def plain(recipe: Recipe, params: list[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.SGD(params, rate, momentum=o.momentum, weight_decay=o.decay, nesterov=o.nesterov)
     cls = torch.optim.Adam if isinstance(o, Adam) else torch.optim.AdamW
     return cls(params, rate, betas=(o.beta1, o.beta2), eps=o.eps, weight_decay=o.decay)
+
+
+TORCH_NAMES = {"velocity": "momentum_buffer", "mean": "exp_avg", "square": "exp_avg_sq"}
+
+
+def load(halves: list[torch.optim.Optimizer], params: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Give torch's optimizers a state in our names; an empty one leaves them fresh."""
+    if not state:
+        return
+    for half in halves:
+        mine = {id(p) for group in half.param_groups for p in group["params"]}
+        for n, p in params.items():
+            if id(p) in mine:
+                half.state[p] = {torch_name: state[f"{ours}/{n}"].clone() for ours, torch_name in TORCH_NAMES.items() if f"{ours}/{n}" in state}
+                if "count/" in state:
+                    half.state[p]["step"] = state["count/"].clone().float()
+
+
+def dump(halves: list[torch.optim.Optimizer], params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state of torch's optimizers in our names."""
+    out: dict[str, Tensor] = {}
+    for half in halves:
+        for n, p in params.items():
+            for ours, torch_name in TORCH_NAMES.items():
+                if p in half.state and half.state[p].get(torch_name) is not None:
+                    out[f"{ours}/{n}"] = half.state[p][torch_name].detach().clone()
+            if p in half.state and "step" in half.state[p]:
+                out["count/"] = torch.as_tensor(half.state[p]["step"]).to(p.dtype).clone()
+    return out

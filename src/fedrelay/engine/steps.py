@@ -31,9 +31,8 @@ class Step:
         self.losses = [r for r in kind.rules if r.has("loss")]
         o = kind.optimizer
         bare = isinstance(o, SGD) and not o.momentum and not o.decay and not self.penalties
-        layers = (
-            None if frozen_inside(site, kind) or self.losses or precision != "float32" else linear.read(site.model, self.enters)
-        )
+        generic = self.losses or precision != "float32" or frozen_inside(site, kind) or any(r.has("leaves") for r in kind.rules)
+        layers = None if generic else linear.read(site.model, self.enters)
         self.linear = linear.LinearStep(layers, fused=bare) if layers else None
 
     def __call__(
@@ -80,18 +79,18 @@ class Step:
     def objective(self, p: Leaves, numbers: Leaves, x: Tensor, y: Tensor, mask: Tensor, context: Any) -> tuple[Tensor, Tensor]:
         """(what one lane descends, its summed loss over its rows)."""
 
-        def forward(q: Leaves, rows: Tensor) -> Tensor:
+        def forward(q: Leaves, rows: Tensor, until: str | None = None) -> Tensor:
             with torch.autocast(rows.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-                return self.model.forward({**self.frozen, **q}, rows, self.enters, training=True)
+                made = self.model.forward({**self.frozen, **q}, rows, self.enters, until, training=True)
+            return made.to(next(iter(p.values())).dtype)
 
         z = forward(p, x)
-        z = z.to(next(iter(p.values())).dtype)
         data = torch.where(mask, self.model.criterion(z, y), 0).sum()
         loss = data / mask.sum().clamp(min=1)
         if self.penalties:
             loss = loss + self.penalty(p, numbers, context)
         for r in self.losses:
-            loss = loss + rebind(r, name(r), numbers).loss(forward, x, y, mask, context[name(r)])
+            loss = loss + rebind(r, name(r), numbers).loss(p, forward, x, y, mask, context[name(r)])
         return loss, data.detach()
 
     def gradients(
@@ -106,5 +105,5 @@ class Step:
 
 def frozen_inside(site: Site, kind: Recipe) -> bool:
     """Whether a leaf does not train that lies behind the place where the rows enter."""
-    trained = site.model.scope(kind.scope)
+    trained = site.trains(kind)
     return any(n not in trained for n in site.model.scope(site.model.between(enters(kind))))

@@ -18,9 +18,8 @@ COLUMNS = ("down", "up", "wire down", "wire up", "cut")
 
 def traffic(recipe: Recipe, scope: tuple[str, ...], chain: Chain, along: Any, o: Outcome) -> tuple[int, ...]:
     """Bytes of a visit's two messages. A client that was lost sent nothing up; what it was sent down is counted."""
-    down = message_bytes(
-        {"recipe": recipe, "weights": {n: chain.start[n] for n in scope}, "extra": chain.extra, "along": dict(along)}
-    )
+    weights = {n: chain.start[n] for n in scope if n in chain.start}
+    down = message_bytes({"recipe": recipe, "weights": weights, "extra": chain.extra, "along": dict(along)})
     up = (0, 0)
     if o.reason is None:
         sent_up = {name: dict(w.items()) for name, w in o.up.items()}

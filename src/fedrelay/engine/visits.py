@@ -45,6 +45,25 @@ class Site:
         """The leaves that train where nothing else is said."""
         return set(self.model.scope())
 
+    def added(self, recipe: Recipe) -> Mapping[str, Tensor]:
+        """Leaves that the recipe's rules add to the model."""
+        w = self.model.initial() if any(r.has("leaves") for r in recipe.rules) else {}
+        return {n: t for r in recipe.rules for n, t in r.leaves(w).items()} if w else NOTHING
+
+    def trains(self, recipe: Recipe) -> tuple[str, ...]:
+        """The leaves that a visit trains."""
+        if recipe.kind not in self._trains:
+            self._trains[recipe.kind] = (*self.model.scope(recipe.scope), *self.added(recipe))
+        return self._trains[recipe.kind]
+
+    @cached_property
+    def _trains(self) -> dict[Recipe, tuple[str, ...]]:
+        return {}
+
+    def sends(self, recipe: Recipe) -> tuple[str, ...]:
+        """The leaves that travel: those that train, and statistics that are averaged."""
+        return self.trains(recipe) + (self.model.buffers(recipe.scope) if self.buffers == "average" else ())
+
     @cached_property
     def _traffic(self) -> dict[Any, tuple[int, ...]]:
         return {}
@@ -74,6 +93,7 @@ class Site:
         return self.buffers == "local" and bool(self.model.buffers())
 
 
+OPTIMIZER = "optimizer"  # under this name an optimizer's state travels or stays
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -98,6 +118,14 @@ class Boarding:
         self.trip, self.which, self.client, self.recipe, self.key = trip, which, client, recipe, key
 
     @property
+    def optimizer_state(self) -> Mapping[str, Tensor]:
+        """What the optimizer goes on from; nothing where it starts fresh."""
+        where = self.recipe.optimizer_state
+        if where == "fresh":
+            return NOTHING
+        return (self.trip.along if where == "travels" else self.memory).get(OPTIMIZER, NOTHING)
+
+    @property
     def memory(self) -> Kept:
         return self.trip.kept.get(self.client) or self.trip.tally.memory(self.client)
 
@@ -117,6 +145,7 @@ class Trip:
         "number",
         "position",
         "scope",
+        "start",
         "tally",
         "trying",
         "up",
@@ -125,6 +154,7 @@ class Trip:
 
     def __init__(self, tally: Tally, number: int, chain: Chain, first: int, keys: list[int]) -> None:
         self.tally, self.number, self.chain, self.first, self.keys = tally, number, chain, first, keys
+        self.start: Weights = chain.start
         self.weights: Weights = chain.start
         self.along: Mapping[str, Mapping[str, Tensor]] = NOTHING
         self.kept: Mapping[int, Kept] = NOTHING
@@ -143,6 +173,10 @@ class Trip:
             self.tally.take(self)
             return []
         visit, key = visits[self.position], self.keys[self.position]
+        for r in visit.recipes:
+            if missing := {n: t for n, t in self.tally.site.added(r).items() if n not in self.weights}:
+                self.weights = {**self.weights, **missing}
+                self.start = self.start if self.handed else self.weights
         if len(visit.recipes) == 1:
             return [Boarding(self, 0, visit.client, visit.recipes[0], key)]
         self.trying = [None] * len(visit.recipes)
@@ -241,8 +275,7 @@ class Tally:
     def scope(self, recipe: Recipe) -> tuple[str, ...]:
         """The leaves that a visit may change and that travel."""
         if id(recipe) not in self._scopes:
-            model, averaged = self.site.model, self.site.buffers == "average"
-            self._scopes[id(recipe)] = model.scope(recipe.scope) + (model.buffers(recipe.scope) if averaged else ())
+            self._scopes[id(recipe)] = self.site.sends(recipe)
         return self._scopes[id(recipe)]
 
     def receipt(self, row: int, o: Outcome, recipe: Recipe, trip: Trip) -> None:
@@ -305,7 +338,7 @@ class Tally:
 
 def _ends(trips: list[Trip], handovers: bool) -> Ends:
     return Ends(
-        [t.chain.start for t in trips],
+        [t.start for t in trips],
         [t.weights for t in trips],
         [t.scope for t in trips],
         [t.examples + (0 if handovers else t.chain.seen) for t in trips],

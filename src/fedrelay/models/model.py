@@ -94,10 +94,7 @@ class Model:
     def counters(self) -> dict[str, Tensor]:
         """The buffers that are not floating-point (BatchNorm counts its batches), as the modules hold them; they never travel."""
         return {
-            f"{s}.{n}": t.clone()
-            for s, m in self.segments.items()
-            for n, t in m.named_buffers()
-            if not t.is_floating_point()
+            f"{s}.{n}": t.clone() for s, m in self.segments.items() for n, t in m.named_buffers() if not t.is_floating_point()
         }
 
     def between(self, enters: str | None = None, until: str | None = None) -> list[str]:

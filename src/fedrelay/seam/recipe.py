@@ -111,8 +111,8 @@ class Recipe:
     """The first segment that a split server runs; None: the device runs them all."""
     rows: int = 0
     """The shape of a batch, which ``batch_size`` only masks; 0: the batch size itself."""
-    travels: bool = False
-    """The optimizer's state travels along the chain with the model instead of starting fresh at each visit."""
+    optimizer_state: str = "fresh"
+    """At each visit the optimizer starts "fresh", or its state "travels" along the chain, or "stays" on the client."""
     held_out: bool = False
     """A visit's loss is measured on the client's held-out part after training; else it is its mean training loss."""
 
@@ -177,6 +177,11 @@ class Recipe:
             raise ValueError(f"no number {path!r} in this recipe: it has {', '.join(self.numbers)}")
         return path
 
+    @property
+    def keeps(self) -> bool:
+        """Whether a visit leaves something on the client."""
+        return self.optimizer_state == "stays" or any(r.has("memory") for r in self.rules)
+
     def adding(self, *rules: Rule) -> Recipe:
         """This recipe with further rules at the end."""
         return replace(self, rules=self.rules + rules)
@@ -194,6 +199,8 @@ class Recipe:
             raise ValueError(f"learning_rate {self.learning_rate:g} is not a finite number of at least 0")
         if not all(n >= 0 and float(n).is_integer() for n in (self.epochs, self.steps)):
             raise ValueError(f"epochs {self.epochs:g} and steps {self.steps:g} must be whole numbers of at least 0")
+        if self.optimizer_state not in ("fresh", "travels", "stays"):
+            raise ValueError(f"optimizer_state = {self.optimizer_state!r} is none of 'fresh', 'travels', 'stays'")
         for r in self.rules:
             r.check(self)
         return self

@@ -109,6 +109,10 @@ class Rule:
         """What a client keeps before its first visit: zeros of fixed shape."""
         return {}
 
+    def leaves(self, w: Weights) -> Weights:
+        """Leaves that this rule adds to the model, as they are before anybody trained them: they train, travel and merge with it."""
+        return {}
+
     def prepare(self, see: ClientView) -> tuple[Tensor, Tensor]:
         """The rows to train on; by default the client's own. Always called once per client."""
         return see.x, see.y
@@ -121,10 +125,11 @@ class Rule:
         """Added to the loss; a sum over the leaves it is given, so that a cut may halve it."""
         return 0.0
 
-    def loss(
-        self, forward: Callable[[Weights, Tensor], Tensor], x: Tensor, y: Tensor, mask: Tensor, context: Tree
-    ) -> Tensor | float:
-        """Added to the loss; needs the whole model, so it is refused across a split. Rows outside ``mask`` are padding."""
+    def loss(self, params: Weights, forward: Forward, x: Tensor, y: Tensor, mask: Tensor, context: Tree) -> Tensor | float:
+        """Added to the loss; needs the whole model, so it is refused across a split. Rows outside ``mask`` are padding.
+
+        ``forward(weights, x, until=segment)`` runs the model from where the rows enter it; ``params`` are the trained leaves.
+        """
         return 0.0
 
     def end(self, params: Weights, see: ClientView, context: Tree) -> End:

@@ -195,7 +195,7 @@ class Simulation:
                     raise ValueError(f"client {v.client} does not exist: there are clients 0 ... {last - 1}")
                 for r in v.recipes:
                     if id(r) not in known:
-                        known[id(r)] = any(rule.has("memory") for rule in r.check().rules) or self.site.keeps_buffers
+                        known[id(r)] = r.check().keeps or self.site.keeps_buffers
                     if known[id(r)]:
                         if seen.setdefault(v.client, i) != i:
                             who = f"two chains of one plan would write the memory of client {v.client}"

@@ -3,14 +3,17 @@
     check_algorithm(MyAlgorithm(...))        # raises ContractError with one sentence, or returns nothing
     check_method(MyMethod(...))
 
-``contract(algorithm)`` lists the checks by name, for a parametrised test.
+``contract(algorithm)`` and ``contract(method)`` list the checks by name, for a parametrised test.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,14 +29,16 @@ from fedrelay.seam.algorithm import Algorithm
 from fedrelay.seam.codec import Store, decode, encode
 from fedrelay.seam.federation import Layer, Run
 from fedrelay.seam.methods import Method, Population
-from fedrelay.seam.plan import EVERYBODY, Chain, Plan, chain
+from fedrelay.seam.plan import Plan, chain
 from fedrelay.seam.recipe import Recipe
 from fedrelay.seam.values import value
+from fedrelay.simulation.faults import Dropout, each_visit
 from fedrelay.simulation.simulation import Simulation
-from fedrelay.testing.hostile import HostileFederation, alike
+from fedrelay.testing.hostile import HostileFederation, alike, apart
 from fedrelay.testing.world import LANES, LOOP, SIZES, world
 
-NEAR = {torch.float64: 1e-10, torch.float32: 2e-5}
+NEAR = 1e-10
+"""How far engines may be apart in double precision: a relative norm per tensor."""
 
 
 class ContractError(AssertionError):
@@ -45,18 +50,18 @@ def demand(kept: bool, sentence: str) -> None:
         raise ContractError(sentence)
 
 
-def rounds(algorithm: Algorithm[Any], fed: Simulation, n: int, layers: tuple[Layer, ...] = ()) -> Any:
+def rounds(algorithm: Algorithm[Any], fed: Any, n: int, layers: tuple[Layer, ...] = ()) -> Any:
     """The state after some rounds."""
     view = Run(fed, layers=layers)
+    algorithm.check(view)
     s = algorithm.init(view)
     for _ in range(n):
         s = algorithm.round(view, s)
     return s
 
 
-def gap(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> float:
-    """The largest relative norm of a difference, over tensors."""
-    return max(float((a[n] - b[n]).norm() / b[n].norm().clamp(min=1e-30)) for n in b)
+def finite(w: Mapping[str, torch.Tensor]) -> bool:
+    return all(bool(t.isfinite().all()) for t in w.values())
 
 
 # --- the checks of an algorithm
@@ -72,30 +77,70 @@ def is_a_value(algorithm: Algorithm[Any], n: int) -> None:
         alike(decode(json.loads(json.dumps(encode(s, store))), store), s),
         f"the state of {_of(algorithm)} is changed by the codec",
     )
-    demand(isinstance(s.weights, Mapping), f"the state of {_of(algorithm)} has no `weights` to evaluate")
+    demand(isinstance(getattr(s, "weights", None), Mapping), f"the state of {_of(algorithm)} has no `weights` to evaluate")
 
 
 def same_seed_same_bits(algorithm: Algorithm[Any], n: int) -> None:
-    """Twice the same; and the seed matters, or nothing is drawn from it."""
+    """Twice the same, and nobody's global generator is touched: what is drawn is drawn from the federation's places."""
+    before = _generators()
     demand(alike(rounds(algorithm, world(), n), rounds(algorithm, world(), n)), f"{_of(algorithm)}: one seed gave two results")
+    demand(
+        all(map(np.array_equal, before, _generators())),
+        f"{_of(algorithm)} uses a global random generator: draw from `fed.rng(purpose)`",
+    )
+
+
+def _generators() -> list[Any]:
+    legacy = np.random.get_state(legacy=False)
+    return [legacy["state"]["key"], legacy["state"]["pos"], random.getstate()[1], torch.get_rng_state().numpy()]  # type: ignore[call-overload]
 
 
 def it_learns_something(algorithm: Algorithm[Any], n: int) -> None:
     """The weights move and stay finite."""
     fed = world()
     w = rounds(algorithm, fed, n).weights
-    demand(all(bool(t.isfinite().all()) for t in w.values()), f"{_of(algorithm)}: weights that are not finite")
-    demand(gap(w, fed.initial()) > 0, f"{_of(algorithm)}: the weights did not move in {n} rounds")
+    demand(finite(w), f"{_of(algorithm)}: weights that are not finite")
+    demand(apart(w, fed.initial()) > 0, f"{_of(algorithm)}: the weights did not move in {n} rounds")
+
+
+def leaves_what_it_is_given(algorithm: Algorithm[Any], n: int) -> None:
+    """A round makes a new state; the one that it was given, and the federation's first model, stay what they were."""
+    fed = world()
+    view, first = Run(fed), deepcopy(fed.initial())
+    s = algorithm.init(view)
+    for _ in range(n):
+        before, given = deepcopy(s), s
+        s = algorithm.round(view, s)
+        demand(alike(before, given), f"{_of(algorithm)} changes the state that it is given: make a new one")
+    demand(alike(first, fed.initial()), f"{_of(algorithm)} changes the federation's first model: make a new one")
+
+
+def stays_on_the_seam(algorithm: Algorithm[Any], n: int) -> None:
+    """It asks for nothing that another federation (a cluster, devices) would not have."""
+    try:
+        rounds(algorithm, Seam(world()), n)
+    except AttributeError as e:
+        demand("'Seam'" not in str(e), f"{_of(algorithm)} reaches around the seam, for what only a simulation has: {e}")
+        raise
+
+
+class Seam:
+    """The verbs of a federation, and nothing else of it."""
+
+    def __init__(self, fed: Simulation) -> None:
+        self.seed, self.sizes, self.initial, self.place = fed.seed, fed.sizes, fed.initial, fed.place
+        self.launch, self.land, self.ask, self.forget = fed.launch, fed.land, fed.ask, fed.forget
 
 
 def resume_equals_straight_run(algorithm: Algorithm[Any], n: int) -> None:
-    """Stopped after every round and started again from disk: the same bits."""
+    """Stopped after every round and started again from disk, with another run in between: the same bits."""
     want = world()
     straight = fit(algorithm, want, n)
     with tempfile.TemporaryDirectory() as folder:
         for k in range(1, n + 1):
             fed = world()
             record = fit(algorithm, fed, k, folder=folder)
+            rounds(algorithm, world(seed=1), 1)  # whatever is kept outside the state is now this run's
     demand(alike(record.state, straight.state), f"{_of(algorithm)}: a resumed run ends elsewhere than a straight one")
     demand(
         fed.now == want.now and fed.ledger.totals == want.ledger.totals, f"{_of(algorithm)}: clock or ledger are lost by a resume"
@@ -103,14 +148,14 @@ def resume_equals_straight_run(algorithm: Algorithm[Any], n: int) -> None:
 
 
 def engines_agree(algorithm: Algorithm[Any], n: int) -> None:
-    """Lanes against the loop, round by round from one checkpoint, in double precision."""
+    """Lanes against the loop, round by round from one checkpoint, in double precision: states, and what the federations know."""
     loop, lanes = world(LOOP, dtype=torch.float64), world(LANES, dtype=torch.float64)
     s = algorithm.init(Run(loop))
     for _ in range(n):
         lanes.restore(loop.state())
         fast, s = algorithm.round(Run(lanes), s), algorithm.round(Run(loop), s)
-        apart = gap(fast.weights, s.weights)
-        demand(apart < NEAR[torch.float64], f"{_of(algorithm)}: lanes and loop are {apart:.1e} apart after a round")
+        for what, far in (("states", apart(fast, s)), ("federations", apart(lanes.state(), loop.state()))):
+            demand(far < NEAR, f"{_of(algorithm)}: the {what} of lanes and loop are {far:.1e} apart after a round")
 
 
 def hostile_agrees(algorithm: Algorithm[Any], n: int) -> None:
@@ -121,55 +166,63 @@ def hostile_agrees(algorithm: Algorithm[Any], n: int) -> None:
 
 
 @dataclass(frozen=True)
-class Lossy(Layer):
-    """Loses visits."""
+class Lose(Layer):
+    """Loses these clients."""
 
-    share: float = 0.4
+    clients: tuple[int, ...]
 
     def plan(self, plan: Plan, rng: Callable[[], np.random.Generator]) -> Plan:
-        draw = rng()
+        return each_visit(plan, lambda v: replace(v, lost="lost") if v.client in self.clients else v)
 
-        def marked(c: Chain) -> Chain:
-            lost = [None if v.client == EVERYBODY or draw.random() >= self.share else "dropped out" for v in c.visits]
-            return replace(c, visits=tuple(replace(v, lost=why) for v, why in zip(c.visits, lost, strict=True)))
 
-        return replace(plan, chains=tuple(map(marked, plan.chains)))
+class Idle(Layer):
+    """Sets a rate at which nobody moves."""
+
+    def plan(self, plan: Plan, rng: Callable[[], np.random.Generator]) -> Plan:
+        return each_visit(plan, lambda v: replace(v, recipes=tuple(r.gene("learning_rate", 1e-30) for r in v.recipes)))
 
 
 def dropouts_survive(algorithm: Algorithm[Any], n: int) -> None:
-    """Lost visits, all visits of a round lost, and clients that send NaN: the model stays finite."""
+    """Lost visits, all visits of a round lost, and clients that send NaN: the merge is one of those who came back."""
+    idle = rounds(algorithm, world(), n, (Idle(),)).weights
     for share in (0.4, 1.0):
-        w = rounds(algorithm, world(), n, (Lossy(share),)).weights
-        demand(
-            all(bool(t.isfinite().all()) for t in w.values()), f"{_of(algorithm)}: lost visits leave weights that are not finite"
-        )
+        w = rounds(algorithm, world(), n, (Dropout(share),)).weights
+        demand(finite(w), f"{_of(algorithm)}: lost visits leave weights that are not finite")
+        w = rounds(algorithm, world(), n, (Idle(), Dropout(share))).weights
+        demand(apart(w, idle) < 0.05, f"{_of(algorithm)}: lost visits move the model though nobody trained: do not count them")
     broken = (1, 6)
-    fed = world(broken=broken)
-    w = rounds(algorithm, fed, n).weights
-    demand(all(bool(t.isfinite().all()) for t in w.values()), f"{_of(algorithm)}: a client that sends NaN poisons the model")
+    w = rounds(algorithm, world(broken=broken), n).weights
+    demand(finite(w), f"{_of(algorithm)}: a client that sends NaN poisons the model")
+    lost = rounds(algorithm, world(broken=broken), n, (Lose(broken),)).weights
+    demand(alike(w, lost), f"{_of(algorithm)}: clients whose data are NaN are not as good as lost")
 
 
 def one_client(algorithm: Algorithm[Any], n: int) -> None:
-    """A federation of one client, and of clients with one example."""
+    """A federation of one client (which may be refused in one sentence), and of clients with one example."""
     for sizes in ((9,), (1,), (1,) * len(SIZES)):
+        fed, whom = world(sizes=sizes), "one client" if len(sizes) == 1 else "clients of one example"
         try:
-            rounds(algorithm, world(sizes=sizes), 1)
+            w = rounds(algorithm, fed, 1).weights
         except ValueError as e:
-            demand("\n" not in str(e) and len(sizes) == 1, f"{_of(algorithm)} fails with clients of one example: {e}")
+            demand("\n" not in str(e) and len(sizes) == 1, f"{_of(algorithm)} fails with {whom}: {e}")
+            continue
+        demand(finite(w), f"{_of(algorithm)} with {whom}: weights that are not finite")
+        demand(not fed.ledger.totals["failed"], f"{_of(algorithm)}: visits fail with {whom}")
 
 
 def ledger_adds_up(algorithm: Algorithm[Any], n: int) -> None:
-    """The totals are the sums of the receipts, and whoever trained is known to have disclosed something."""
+    """The totals are the sums of the receipts, and whoever handed something on is known to have disclosed something."""
     fed = world()
     totals: dict[str, float] = {}
-    layer = Overhear(totals)
-    rounds(algorithm, fed, n, (layer,))
+    gave: set[int] = set()
+    rounds(algorithm, fed, n, (Overhear(totals, gave),))
     for column, amount in totals.items():
         demand(
             fed.ledger.totals.get(column) == amount, f"{_of(algorithm)}: the ledger's {column!r} is not the sum of the receipts"
         )
     demand(totals.get("visits", 0) > 0 and totals["wire up"] > totals["up"] > 0, f"{_of(algorithm)}: nothing was sent")
-    demand(bool(fed.ledger.disclosed), f"{_of(algorithm)}: clients trained, and the ledger knows of no disclosure")
+    known = {c for what in fed.ledger.disclosed for c in fed.ledger.who(what)}
+    demand(gave <= known, f"{_of(algorithm)}: clients trained, and the ledger knows of no disclosure")
 
 
 @dataclass(frozen=True)
@@ -177,17 +230,22 @@ class Overhear(Layer):
     """Adds up the receipts of every landing."""
 
     totals: dict[str, float]
+    gave: set[int]
 
     def landed(self, landing: Any) -> None:
-        columns = {"visits": [1] * len(landing.receipts), "steps": landing.receipts.steps, **landing.receipts.traffic}
-        for column, amounts in columns.items():
+        r = landing.receipts
+        plain = {"visits": [1] * len(r), "failed": ~r.ok, "examples": r.examples, "steps": r.steps}
+        for column, amounts in (plain | r.traffic).items():
             self.totals[column] = self.totals.get(column, 0) + int(np.sum(amounts))
+        self.gave.update(c for c in r.client[r.ok].tolist() if c >= 0)
 
 
 CHECKS = (
     is_a_value,
     same_seed_same_bits,
     it_learns_something,
+    leaves_what_it_is_given,
+    stays_on_the_seam,
     resume_equals_straight_run,
     engines_agree,
     hostile_agrees,
@@ -197,9 +255,35 @@ CHECKS = (
 )
 
 
-def contract(algorithm: Algorithm[Any], n: int = 2) -> dict[str, Callable[[], None]]:
-    """The checks of an algorithm by name."""
-    return {check.__name__: partial(check, algorithm, n) for check in CHECKS}
+def contract(what: Algorithm[Any] | Method[Any], n: int = 2) -> dict[str, Callable[[], None]]:
+    """The checks of an algorithm or a method by name. A method is checked by itself, then alone at clients and inside chains.
+
+    >>> list(contract(FedAvg()))[:2]
+    ['is_a_value', 'same_seed_same_bits']
+    """
+    if isinstance(what, Algorithm):
+        return {check.__name__: partial(_one, check, what, n) for check in CHECKS}
+    checks: dict[str, Callable[[], None]] = {c.__name__: partial(_one, c, what, n) for c in METHOD_CHECKS}
+    for where, algorithm in (("alone", FedAvg(SOME, RECIPE, what)), ("in chains", Ring(RECIPE, what))):
+        checks |= {f"{check}, {where}": run for check, run in contract(algorithm, n).items()}
+    return checks
+
+
+def _one(check: Callable[[Any, int], None], what: Any, n: int) -> None:
+    with _promised(f"{_of(what)} breaks in `{check.__name__}`"):
+        check(what, n)
+
+
+@contextmanager
+def _promised(what: str) -> Iterator[None]:
+    """Whatever goes wrong in here is a promise that was not kept, and is said in one sentence."""
+    try:
+        yield
+    except ContractError:
+        raise
+    except Exception as e:
+        said = next(iter(str(e).strip().splitlines()), "no reason given")
+        raise ContractError(f"{what}: {said} ({type(e).__name__})") from e
 
 
 def check_algorithm(algorithm: Algorithm[Any], n: int = 2) -> None:
@@ -213,6 +297,10 @@ def check_algorithm(algorithm: Algorithm[Any], n: int = 2) -> None:
 
 # --- the checks of a method
 
+RECIPE = Recipe(batch_size=8)
+SOME = Uniform(fraction=0.34)
+"""Four clients of twelve, or one of one."""
+
 
 def check_method(method: Method[Any], n: int = 2) -> None:
     """Raise a ContractError with one sentence unless this method keeps every promise, alone and inside a chain.
@@ -221,11 +309,8 @@ def check_method(method: Method[Any], n: int = 2) -> None:
     >>> check_method(FedProx(mu=0.1))
     """
     method.check()
-    recipe = Recipe(batch_size=8)
-    _vectorises(method, recipe)
-    _memory_is_fixed(method, recipe)
-    check_algorithm(FedAvg(Uniform(count=4), recipe, method), n)
-    check_algorithm(Ring(recipe, method), n)
+    for check in contract(method, n).values():
+        check()
 
 
 @value
@@ -247,40 +332,62 @@ class Ring(Algorithm[Any]):
         return type(s)(*self.method.merge(s.weights, s.method, got))
 
 
-def _vectorises(method: Method[Any], recipe: Recipe) -> None:
-    """Clients of 1, 7 and 30 examples: what is vectorised asks no tensor for a Python truth."""
-    fed = world(sizes=(1, 7, 30))
-    algorithm = FedAvg(Uniform(count=3), recipe, method)
+def vectorises(method: Method[Any], n: int) -> None:
+    """Clients of 1, 7 and 30 examples: what is vectorised asks no tensor for a Python truth, and no client for its rows."""
+    fed, failed = world(sizes=(1, 7, 30)), None
     try:
-        rounds(algorithm, fed, 1)
-        why = next((w for w in fed.engine._cannot.values() if w), None)
-    except RuntimeError as e:
-        why = str(e)
+        rounds(FedAvg(Uniform(count=3), RECIPE, method), fed, 1)
+    except (RuntimeError, LookupError) as e:
+        failed = str(e)
+    why = next((w for w in fed.engine._cannot.values() if w), failed)
     if why and "data-dependent control flow" in why:
-        rules = ", ".join(name(r) for r in method.visit(algorithm.init(Run(world())).method, recipe)[0].rules)
+        rules = ", ".join(name(r) for r in _rules(method))
         raise ContractError(
             f"a vectorised function of {rules} asks a tensor for a Python truth: use torch.where, or `reads_rows = True`"
         )
-    demand(not why, f"{type(method).__name__} cannot be vectorised: {why}")
+    demand(not why, f"{_of(method)} cannot be vectorised: {why}")
 
 
-def _memory_is_fixed(method: Method[Any], recipe: Recipe) -> None:
-    """What a client keeps begins with zeros of a shape that does not change."""
+def memory_is_fixed(method: Method[Any], n: int) -> None:
+    """What a client keeps begins with zeros of a type and shape that do not change."""
     fed = world()
-    w = fed.initial()
-    made = method.visit(method.init(w, Population(len(SIZES), len(SIZES))), recipe)[0]
-    for rule in made.rules:
-        start = rule.memory(w)
-        demand(all(not bool(t.any()) for t in start.values()), f"{name(rule)}.memory must start from zeros")
-    algorithm = FedAvg(Uniform(count=len(SIZES)), recipe, method)
-    rounds(algorithm, fed, 1)
+    starts = {name(rule): rule.memory(fed.initial()) for rule in _rules(method)}
+    for rule, start in starts.items():
+        demand(all(not bool(t.any()) for t in start.values()), f"{rule}.memory must start from zeros")
+    rounds(FedAvg(Uniform(count=len(SIZES)), RECIPE, method), fed, n)
     for kept in fed.memories.clients().values():
-        for rule in made.rules:
-            if rule.has("memory"):
-                same = {k: t.shape for k, t in kept[name(rule)].items()} == {k: t.shape for k, t in rule.memory(w).items()}
-                demand(same, f"{name(rule)} keeps other leaves or shapes than its `memory` says")
+        for rule, made in kept.items():
+            same = {k: (t.dtype, t.shape) for k, t in made.items()} == {k: (t.dtype, t.shape) for k, t in starts[rule].items()}
+            demand(same, f"{rule} keeps other leaves, types or shapes than its `memory` says")
 
 
-def _of(algorithm: Algorithm[Any]) -> str:
-    method = getattr(algorithm, "method", None)
-    return type(algorithm).__name__ + (f" with {type(method).__name__}" if method is not None else "")
+def lost_leaves_no_trace(method: Method[Any], n: int) -> None:
+    """The merge is that of those who came back: a chain in which everybody is lost is as if it had not been planned."""
+    algorithm = FedAvg(SOME, RECIPE, method)
+    lost, unplanned = (rounds(algorithm, world(), n, (Last(why),)) for why in ("lost", None))
+    demand(alike(lost, unplanned), f"{_of(method)}: the merge counts a client that was lost")
+
+
+@dataclass(frozen=True)
+class Last(Layer):
+    """Loses the visits of a plan's last chain; without a reason, takes that chain out."""
+
+    why: str | None
+
+    def plan(self, plan: Plan, rng: Callable[[], np.random.Generator]) -> Plan:
+        *others, last = plan.chains
+        gone = replace(last, visits=tuple(replace(v, lost=self.why) for v in last.visits))
+        return replace(plan, chains=(*others, gone) if self.why else tuple(others))
+
+
+METHOD_CHECKS = (vectorises, memory_is_fixed, lost_leaves_no_trace)
+
+
+def _rules(method: Method[Any]) -> tuple[Any, ...]:
+    w = world().initial()
+    return method.visit(method.init(w, Population(len(SIZES), len(SIZES))), RECIPE)[0].rules
+
+
+def _of(what: Algorithm[Any] | Method[Any]) -> str:
+    method = getattr(what, "method", None)
+    return type(what).__name__ + (f" with {type(method).__name__}" if method is not None else "")

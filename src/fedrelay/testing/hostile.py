@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from fedrelay.seam.codec import Store, decode, encode
+from fedrelay.seam.codec import Lazy, Store, decode, encode
 from fedrelay.seam.landing import Flight, Landing
 from fedrelay.seam.places import Place
 from fedrelay.seam.plan import Plan
@@ -90,3 +92,25 @@ def alike(a: Any, b: Any) -> bool:
     return all(
         x.dtype == y.dtype and x.shape == y.shape and bool(torch.equal(x.nan_to_num(7e7), y.nan_to_num(7e7))) for x, y in pairs
     )
+
+
+TINY = 1e-6
+"""Differences are relative to the size of what is compared, but never to less than this."""
+
+
+def apart(a: Any, b: Any) -> float:
+    """How far two values are from each other: the largest relative norm of a difference over their tensors and numbers, and
+    infinitely far where they are not built alike (a NaN is next to itself)."""
+    a, b = (v.load() if isinstance(v, Lazy) else torch.as_tensor(v) if isinstance(v, np.ndarray | float) else v for v in (a, b))
+    if is_dataclass(a) and type(a) is type(b):
+        return max((apart(getattr(a, f.name), getattr(b, f.name)) for f in fields(a)), default=0.0)
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return max((apart(a[k], b[k]) for k in a), default=0.0) if a.keys() == b.keys() else math.inf
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return max(map(apart, a, b), default=0.0) if len(a) == len(b) else math.inf
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            return math.inf
+        x, y = a.double().nan_to_num(7e7), b.double().nan_to_num(7e7)
+        return float((x - y).norm() / y.norm().clamp(min=TINY))
+    return 0.0 if type(a) is type(b) and a == b else math.inf
