@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+import re
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +21,6 @@ from fedrelay.seam.rules import ClientView, End, Rule
 from fedrelay.seam.values import minus, plus, value, zeros
 from fedrelay.simulation.simulation import Simulation
 from fedrelay.testing import ContractError, check_algorithm, check_method, contract
-from fedrelay.testing import contract as _  # noqa: F401
 from fedrelay.testing.contract import CHECKS, METHOD_CHECKS, Ring
 from fedrelay.testing.hostile import apart
 
@@ -213,16 +212,6 @@ class WithoutWeights(Broken):
 
 
 @value
-class Forgets(Broken):
-    """A parameter that the codec turns into something else."""
-
-    clients: Any = frozenset()
-
-    def cohort(self, fed):
-        return fed.clients[:3]
-
-
-@value
 class NeverMoves(Broken):
     def round(self, fed, s):
         self.train(fed, s.weights)
@@ -285,3 +274,226 @@ class SaysTooMuch(Broken):
         return super().round(fed, s)
 
 
+@value
+class SpeaksInRiddles(Broken):
+    """Refuses one client in more than one sentence."""
+
+    def round(self, fed, s):
+        if len(fed.clients) == 1:
+            raise ValueError("too few clients\nsee the manual")
+        return super().round(fed, s)
+
+
+@value
+class RemembersBranches(Rule):
+    """What a rule does when it is asked for a Python truth."""
+
+    def begin(self, see):
+        return {"received": see.received, "mu": 1.0 if see.handed > 0 else 0.5}
+
+
+@value
+class BranchesInPenalty(Rule):
+    mu: float = 0.1
+
+    def penalty(self, params, context):
+        return sum((w**2).sum() for w in params.values()) if self.mu > 0 else 0.0
+
+
+@value
+class BranchesInEnd(Rule):
+    def end(self, params, see, context):
+        return End({n: -w if (w > 5).any() else w for n, w in params.items()})
+
+
+@value
+class ReadsItem(Rule):
+    def end(self, params, see, context):
+        return End({n: w / max(1.0, w.norm().item()) for n, w in params.items()})
+
+
+@value
+class ReadsRowsInSecret(Rule):
+    def begin(self, see):
+        return {"scale": see.x.mean()}
+
+
+@value
+class StartsFromOnes(Leash):
+    def memory(self, w):
+        return {n: torch.ones_like(t) for n, t in w.items()}
+
+
+@value
+class KeepsMore(Leash):
+    def end(self, params, see, context):
+        return End(params, memory={**see.memory, "visits": see.steps})
+
+
+@value
+class KeepsLonger(Leash):
+    def end(self, params, see, context):
+        return End(params, memory={n: torch.stack([t, t]) for n, t in see.memory.items()})
+
+
+@value
+class KeepsDoubles(Leash):
+    def end(self, params, see, context):
+        return End(params, memory={n: t.double() for n, t in see.memory.items()})
+
+
+@value
+class SeesThePadding(Rule):
+    """A loss that forgets the mask."""
+
+    def loss(self, params, forward, x, y, mask, context):
+        return forward(params, x).square().mean() / 10
+
+
+@value
+class SeesTheNeighbours(Rule):
+    """Pulls harder, the more visits are under way."""
+
+    reads_rows: ClassVar[bool] = True
+    aboard: ClassVar[list[int]] = [0]
+
+    def begin(self, see):
+        self.aboard[0] += 1
+        return {"pull": see.x.new_tensor(self.aboard[0] / 100)}
+
+    def penalty(self, params, context):
+        return context["pull"] * sum((w**2).sum() for w in params.values())
+
+    def end(self, params, see, context):
+        self.aboard[0] -= 1
+        return End(params)
+
+
+@value
+class ForgetsOnLanes(Rule):
+    """Its memory is one thing in lanes, which hand it a tensor of steps, and another in the loop, which hands it a number."""
+
+    def memory(self, w):
+        return {"steps": next(iter(w.values())).new_zeros(())}
+
+    def end(self, params, see, context):
+        return End(params, memory={"steps": see.memory["steps"] + see.steps * (1 if isinstance(see.steps, int) else 2)})
+
+
+@value
+class NeedsTwoRows(Rule):
+    """The deviation of one row is not a number."""
+
+    reads_rows: ClassVar[bool] = True
+
+    def begin(self, see):
+        return {"scale": see.x.std(0).mean() / 100}
+
+    def penalty(self, params, context):
+        return context["scale"] * sum((w**2).sum() for w in params.values())
+
+
+@value
+class OnlyFirst(Rule):
+    """Divides by zero behind the first hand-over of a chain."""
+
+    def end(self, params, see, context):
+        return End({n: w / (see.handed != 1) for n, w in params.items()})
+
+
+@value
+class Using(Plain):
+    """Plain, with a rule."""
+
+    rule: Rule = Rule()
+
+    def visit(self, m, base):
+        return base.adding(self.rule), {}
+
+
+@value
+class CountsReceipts(Plain):
+    """Divides by the visits that were planned; sparing those that came back would be right."""
+
+    @property
+    def folds(self):
+        return (Mean("count"),)
+
+    def merge(self, w, m, got):
+        mean, share = got[Mean("count")], got.receipts.ok.sum() / len(got.receipts)
+        return {**w, **{n: w[n] + float(1 + share) / 2 * (t - w[n]) for n, t in mean.items()}}, m
+
+
+@value
+class KeepsAClosure(Plain):
+    def init(self, w, who):
+        return {"schedule": lambda t: 1 / t}
+
+
+@value
+class Centre(Plain):
+    """Server state on the object."""
+
+    def init(self, w, who):
+        object.__setattr__(self, "centre", w)
+
+    def merge(self, w, m, got):
+        new, m = super().merge(w, m, got)
+        object.__setattr__(self, "centre", plus(self.centre, new))
+        return {**w, **{n: (t + self.centre[n]) / 3 for n, t in new.items()}}, m
+
+
+ALGORITHMS = [
+    (StateWithAList(), "is_a_value", r"StateWithAList breaks in `is_a_value`: \[\] \(list\) cannot travel: .*"),
+    (NotRegistered(), "is_a_value", r"NotRegistered breaks in `is_a_value`: .* \(NotRegistered\) cannot travel: .*"),
+    (WithoutWeights(), "is_a_value", "the state of WithoutWeights has no `weights` to evaluate"),
+    (DrawsFromNumpy(), "same_seed_same_bits", "DrawsFromNumpy: one seed gave two results"),
+    (DrawsFromPython(), "same_seed_same_bits", "DrawsFromPython: one seed gave two results"),
+    (DrawsFromTorch(), "same_seed_same_bits", "DrawsFromTorch: one seed gave two results"),
+    (SeedsNumpy(), "same_seed_same_bits", r"SeedsNumpy uses a global random generator: draw from `fed.rng\(purpose\)`"),
+    (NeverMoves(), "it_learns_something", "NeverMoves: the weights did not move in 2 rounds"),
+    (ChangesInPlace(), "leaves_what_it_is_given", "ChangesInPlace changes the state that it is given: make a new one"),
+    (Peeks(), "stays_on_the_seam", "Peeks reaches around the seam, for what only a simulation has: .* 'site'"),
+    (RemembersOnItself(), "resume_equals_straight_run", "RemembersOnItself: a resumed run ends elsewhere than a straight one"),
+    (RemembersOnItsClass(), "resume_equals_straight_run", "RemembersOnItsClass: a resumed run ends elsewhere than a straight one"),
+    (FedAvg(Uniform(count=4), RECIPE, Using(rule=SeesThePadding())), "engines_agree", r"FedAvg with Using: the states of lanes and loop are .* apart after a round"),
+    (FedAvg(Uniform(count=4), RECIPE, Using(rule=ForgetsOnLanes())), "engines_agree", r"FedAvg with Using: the federations of lanes and loop are .* apart after a round"),
+    (FedAvg(Uniform(count=6), RECIPE, Using(rule=SeesTheNeighbours())), "hostile_agrees", r".*: flight 0 gave another answer when it was trained again \(AssertionError\)"),
+    (CountsThePlanned(), "dropouts_survive", "CountsThePlanned: lost visits move the model though nobody trained: do not count them"),
+    (NeedsSomebody(), "dropouts_survive", r"NeedsSomebody breaks in `dropouts_survive`: tuple index out of range \(IndexError\)"),
+    (NeedsTwo(), "one_client", "NeedsTwo with one client: weights that are not finite"),
+    (SaysTooMuch(), "one_client", "SaysTooMuch fails with clients of one example: clients with one example cannot be trained"),
+    (SpeaksInRiddles(), "one_client", "SpeaksInRiddles breaks in `one_client`: .*"),
+]
+METHODS = [
+    (Using(rule=RemembersBranches()), "vectorises", "a vectorised function of RemembersBranches asks a tensor for a Python truth: use torch.where, or `reads_rows = True`"),
+    (Using(rule=BranchesInPenalty()), "vectorises", "a vectorised function of BranchesInPenalty asks a tensor for a Python truth: .*"),
+    (Using(rule=BranchesInEnd()), "vectorises", "a vectorised function of BranchesInEnd asks a tensor for a Python truth: .*"),
+    (Using(rule=ReadsItem()), "vectorises", "Using cannot be vectorised: .*"),
+    (Using(rule=ReadsRowsInSecret()), "vectorises", "Using cannot be vectorised: .*a rule that reads the client's rows must say so: .*"),
+    (Using(rule=StartsFromOnes()), "memory_is_fixed", "StartsFromOnes.memory must start from zeros"),
+    (Using(rule=KeepsMore()), "memory_is_fixed", "KeepsMore keeps other leaves, types or shapes than its `memory` says"),
+    (Using(rule=KeepsLonger()), "memory_is_fixed", "KeepsLonger keeps other leaves, types or shapes than its `memory` says"),
+    (Using(rule=KeepsDoubles()), "memory_is_fixed", "KeepsDoubles keeps other leaves, types or shapes than its `memory` says"),
+    (CountsReceipts(), "lost_leaves_no_trace", "CountsReceipts: the merge counts a client that was lost"),
+    (KeepsAClosure(), "is_a_value, alone", r"FedAvg with KeepsAClosure breaks in `is_a_value`: .* cannot travel: .*"),
+    (Centre(), "resume_equals_straight_run, alone", "FedAvg with Centre: a resumed run ends elsewhere than a straight one"),
+    (Using(rule=NeedsTwoRows()), "one_client, alone", "FedAvg with Using: visits fail with one client"),
+    (Using(rule=OnlyFirst()), "it_learns_something, in chains", "Ring with Using: visits fail, though no client was lost"),
+    (Using(rule=SeesThePadding()), "engines_agree, in chains", "Ring with Using: the states of lanes and loop are .*"),
+    (Using(rule=SeesTheNeighbours()), "hostile_agrees, in chains", ".* gave another answer when it was trained again .*"),
+]
+
+
+@pytest.mark.parametrize(("broken", "check", "sentence"), ALGORITHMS, ids=lambda v: v if isinstance(v, str) else None)
+def test_a_broken_algorithm_is_caught(broken, check, sentence):
+    with pytest.raises(ContractError) as said:
+        contract(broken)[check]()
+    assert re.fullmatch(sentence, str(said.value))
+
+
+@pytest.mark.parametrize(("broken", "check", "sentence"), METHODS, ids=lambda v: v if isinstance(v, str) else None)
+def test_a_broken_method_is_caught(broken, check, sentence):
+    with pytest.raises(ContractError) as said:
+        contract(broken)[check]()
+    assert re.fullmatch(sentence, str(said.value))

@@ -139,10 +139,10 @@ class Visiting:
             memory[BUFFERS] = _lone(self.buffers)
         elif self.buffers:
             params = {**params, **self.buffers}
-        made = Staged(_lone(params), memory, up, along)
+        staged = Staged(_lone(params), memory, up, along)
         if self.recipe.optimizer_state == "fresh":
-            return made
-        return made.with_optimizer(self.recipe, _lone(optimizers.dump(self.halves, self.params)))
+            return staged
+        return staged.with_optimizer(self.recipe, _lone(optimizers.dump(self.halves, self.params)))
 
     def run(self) -> tuple[str | None, Staged | None]:
         with contextlib.ExitStack() as stack:

@@ -6,7 +6,7 @@ import os
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedrelay.engine.visits import Kept
+from fedrelay.seam.folds import Slice
 
 Layout = tuple[tuple[str, str, str, tuple[int, ...]], ...]
 """(rule, leaf, dtype, shape) of a row's tensors, in order."""
@@ -140,6 +141,25 @@ class Spill:
             )
             at += n * dtype.itemsize
         return tuple(out)
+
+
+class Spilled(Mapping[str, Tensor]):
+    """A model whose trained leaves may lie on disk; the others are the tensors they were. Its row goes when it does."""
+
+    def __init__(self, spill: Spill, w: Slice) -> None:
+        self._base = {n: t for n, t in w.base.items() if n not in w.stacked}
+        self._names = tuple(w)
+        self._row = spill.put({"": {n: w[n] for n in w.stacked}})
+        weakref.finalize(self, spill.drop, self._row)
+
+    def __getitem__(self, leaf: str) -> Tensor:
+        return self._base[leaf] if leaf in self._base else self._row.spill.get(self._row)[""][leaf]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class Memories:

@@ -16,9 +16,12 @@ from fedrelay.engine import linear, optimizers
 from fedrelay.engine.boundary import enters, name
 from fedrelay.engine.operators import lane_operators
 from fedrelay.engine.visits import Site
+from fedrelay.models.model import Model
 from fedrelay.seam.recipe import SGD, Constant, Recipe, rebind
 
 Leaves = Mapping[str, Tensor]
+# Which modules a thread is lent is asked of Python's threads, which no capture can look into; the graph holds none of them.
+torch.compiler.assume_constant_result(Model._modules)
 
 
 class Step:

@@ -216,7 +216,7 @@ class Trip:
         if tally.alone(self.number):
             self.up = o.up  # folded with its neighbours when the block is complete
         elif tally.at_visits:
-            ends = Ends([received], [self.weights], [scope], [n], [o.up])
+            ends = Ends([received], [self.weights], [scope], [n], [o.up], tally.spill)
             made = self.made or {f: f.empty() for f in tally.at_visits}
             self.made = {f: f.add(made[f], ends) for f in tally.at_visits}
 
@@ -233,7 +233,9 @@ class Tally:
         seconds: Sequence[float],
         memory: Callable[[int], Kept],
         stage: Callable[[Kept], Kept],
+        spill: Callable[[Weights], Weights],
     ) -> None:
+        self.spill = spill
         self.site, self.plan, self.sizes, self.memory, self.stage = site, plan, sizes, memory, stage
         self.backwards = False  # a test's word: admit chains in another order, which no bit may depend on
         self.at_visits = [f for f in plan.folds if f.at == "visits"]
@@ -313,7 +315,7 @@ class Tally:
                 for t in good:
                     part[f] = f.merge(part[f], t.made[f]) if t.made else part[f]
             elif shown := trips if f.at == "every end" else good:
-                part[f] = f.add(part[f], _ends(shown, f.at == "visits"))
+                part[f] = f.add(part[f], _ends(shown, f.at == "visits", self.spill))
         return part
 
     def receipts(self) -> Receipts:
@@ -336,13 +338,14 @@ class Tally:
         )
 
 
-def _ends(trips: list[Trip], handovers: bool) -> Ends:
+def _ends(trips: list[Trip], handovers: bool, spill: Callable[[Weights], Weights]) -> Ends:
     return Ends(
         [t.start for t in trips],
         [t.weights for t in trips],
         [t.scope for t in trips],
         [t.examples + (0 if handovers else t.chain.seen) for t in trips],
         [t.up for t in trips],
+        spill,
     )
 
 

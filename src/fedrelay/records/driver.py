@@ -15,6 +15,7 @@ from fedrelay.records.checkpoint import Checkpoints
 from fedrelay.seam.algorithm import Algorithm
 from fedrelay.seam.codec import Store, encode
 from fedrelay.seam.federation import Federation, Layer, Run
+from fedrelay.seam.landing import Landing
 from fedrelay.seam.ledger import Ledger
 from fedrelay.seam.questions import Counts
 
@@ -56,6 +57,18 @@ class Record:
         return float(np.mean(seen[-last:]))
 
 
+class Failures(Layer):
+    """Overhears who failed, where in its chain, and why."""
+
+    def __init__(self) -> None:
+        self.visits: list[Mapping[str, Any]] = []
+
+    def landed(self, landing: Landing) -> None:
+        got = landing.receipts
+        for i, why in got.reasons.items():
+            self.visits.append({"client": int(got.client[i]), "position": int(got.position[i]), "reason": why})
+
+
 def fit(
     algorithm: Algorithm[Any],
     fed: Federation,
@@ -90,7 +103,8 @@ def fit(
     if rounds < 0:
         raise ValueError(f"rounds = {rounds} is not at least 0")
     driven: Any = fed
-    algorithm.check(view := Run(fed, layers=tuple(layers)))
+    failed = Failures()
+    algorithm.check(view := Run(fed, layers=(*layers, failed)))
     store = Checkpoints(folder) if folder is not None else None
     said = encode(algorithm, Store())
     record = _resumed(store, said, driven) if store and (store.folder / "last.json").exists() else None
@@ -101,10 +115,13 @@ def fit(
     saved = time.monotonic()
     for n in range(len(record.rounds) + 1, rounds + 1):
         began, before = time.perf_counter(), dict(driven.ledger.totals)
+        failed.visits.clear()
         record.state = algorithm.round(view, record.state)
         record.weights = record.state.weights
         row: dict[str, Any] = {"round": n, "seconds": time.perf_counter() - began, "time": driven.now}
         row |= {k: v - before.get(k, 0) for k, v in driven.ledger.totals.items()}
+        if failed.visits:
+            row["failures"] = tuple(failed.visits)
         if evaluate_every and (n % evaluate_every == 0 or n == rounds) and (counts := driven.test(record.weights)):
             row |= {"global/accuracy": counts.accuracy, "global/loss": counts.loss}
         record.rounds.append(row)

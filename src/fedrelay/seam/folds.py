@@ -6,7 +6,7 @@ chains in which everybody failed are not shown, except to a fold that asks for "
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -73,6 +73,15 @@ class Ends:
     """The leaves that may have changed: only these are merged."""
     examples: Sequence[int]
     ups: Sequence[Mapping[str, Weights]]
+    spill: Callable[[Weights], Weights] | None = None
+    """Where a fold may lay whole models that it keeps; None: they stay in memory."""
+
+    def kept(self, i: int) -> Weights:
+        """The model at the end of chain i as something to keep: free of its neighbours, and on disk if it must be."""
+        w = self.weights[i]
+        if not isinstance(w, Slice):
+            return w
+        return self.spill(w) if self.spill else w.settled()
 
     @property
     def scope(self) -> tuple[str, ...]:
@@ -202,12 +211,10 @@ class Bank:
         return ()
 
     def add(self, acc: Any, ends: Ends) -> Any:
-        def own(w: Weights) -> Any:
-            if self.leaf is not None:
-                return w[self.leaf].clone()
-            return w.settled() if isinstance(w, Slice) else w
+        def own(i: int) -> Any:
+            return ends.kept(i) if self.leaf is None else ends.weights[i][self.leaf].clone()
 
-        return acc + tuple((own(w), int(k)) for w, k in zip(ends.weights, ends.examples, strict=True))
+        return acc + tuple((own(i), int(k)) for i, k in enumerate(ends.examples))
 
     def merge(self, a: Any, b: Any) -> Any:
         return a + b

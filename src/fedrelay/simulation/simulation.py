@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from fedrelay.engine.engine import Engine
-from fedrelay.engine.memory import Memories, Spill
+from fedrelay.engine.memory import Memories, Spill, Spilled
 from fedrelay.engine.visits import Site, Tally
+from fedrelay.seam.folds import Slice
 from fedrelay.seam.landing import Flight, Landing, Receipts
 from fedrelay.seam.ledger import Ledger
 from fedrelay.seam.places import Place
@@ -66,7 +67,9 @@ class Simulation:
         clock: Clock | None = None,
         memory_budget: int = 256 << 20,
         spill_folder: str | None = None,
+        refuses: Callable[[int, Question[Any]], bool] | None = None,
     ) -> None:
+        self.refuses = refuses or (lambda client, question: False)
         self.site, self.engine, self.seed = site, engine or Engine(), seed
         self.clock: Clock = clock or (lambda clients, examples: examples)
         self.memories = Memories(Spill(memory_budget, spill_folder))
@@ -126,11 +129,12 @@ class Simulation:
     def ask(self, clients: Sequence[int], question: Question[T], weights: Weights | None = None) -> Mapping[int, T]:
         if unknown := [c for c in clients if not 0 <= c < len(self.sizes)]:
             raise ValueError(f"client {unknown[0]} does not exist: there are clients 0 ... {len(self.sizes) - 1}")
-        self.ledger.disclose(question.discloses, [int(c) for c in clients])
+        willing = [c for c in map(int, clients) if not self.refuses(c, question)]
+        self.ledger.disclose(question.discloses, willing)
         model = self.site.model
         with torch.no_grad():
             answers = {}
-            for c in map(int, clients):
+            for c in willing:
                 x, y = self.site.data.of(c, question.part)
                 answers[c] = question.answer(Rows(x, y, model.forward, model.criterion), weights)
         return answers
@@ -260,6 +264,7 @@ class Simulation:
             a.seconds,
             memory=lambda c: self.memories.read(path, c),
             stage=lambda kept: spill.lazily(spill.put(kept)),
+            spill=lambda w: Spilled(spill, w) if isinstance(w, Slice) else w,
         )
 
 
