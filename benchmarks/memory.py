@@ -79,7 +79,7 @@ def alone(clients: int, engine: str) -> dict[str, Any]:
     return found
 
 
-def evidence(said: Callable[[str], object] = str, engine: str = "lanes") -> dict[str, Any]:
+def evidence(said: Callable[[str], None], engine: str = "lanes") -> dict[str, Any]:
     """Peaks of every population, how much they differ, and whether that holds; ``said`` is told of each."""
     found = {}
     for clients in POPULATIONS:
@@ -101,6 +101,15 @@ def evidence(said: Callable[[str], object] = str, engine: str = "lanes") -> dict
     }
 
 
+def say(line: str) -> None:
+    """Tell whoever waits."""
+    print(line, flush=True)
+
+
+def quiet(line: str) -> None:
+    """Say nothing."""
+
+
 def mb(n: float) -> str:
     """Bytes in MB."""
     return f"{n / 2**20:.1f} MB"
@@ -117,13 +126,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.clients:
         print(json.dumps(train(args.clients, engine=args.engine)))
         return 0
-    found = evidence(str if args.json else print, args.engine)
+    found = evidence(quiet if args.json else say, args.engine)
     if args.json:
         print(json.dumps(found))
     else:
-        print(
-            f"peaks differ by {found['between populations']:+.1%} between populations, {found['between rounds']:+.1%} between rounds"
-        )
+        differ = f"{found['between populations']:+.1%} between populations, {found['between rounds']:+.1%} between rounds"
+        print(f"peaks differ by {differ}")
         print("holds" if found["holds"] else "does not hold")
     return 0 if found["holds"] else 1
 

@@ -70,7 +70,7 @@ class Loop(ABC):
 
     def batches(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The client's rows in a new order; a last partial batch is not dropped."""
-        for rows in torch.randperm(len(y)).split(self.task.batch):
+        for rows in torch.randperm(len(y), device=y.device).split(self.task.batch):
             inputs = x.index_select(0, rows)
             if self.channels_last:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)

@@ -32,7 +32,7 @@ THREAD, THREADS, PROCESSES, KEPT = "1 thread", f"{CORES} threads", f"{CORES} pro
 PLAIN: dict[str, list[tuple[str, How, list[str]]]] = {
     "W2": [
         ("sgd", How(SGDLoop), [THREAD, THREADS, PROCESSES]),
-        ("best", How(GradientLoop), [THREAD, THREADS, PROCESSES, KEPT]),
+        ("best", How(GradientLoop), [THREAD, THREADS, PROCESSES]),
     ],
     "W1": [
         ("sgd", How(SGDLoop), [THREADS, PROCESSES]),
@@ -130,11 +130,20 @@ def compare(workload: Workload, rounds: int = 0, only: Sequence[str] = ()) -> Re
     with tempfile.TemporaryDirectory(prefix="fedrelay-rounds-") as folder:
         written = workload.written(Path(folder))
         chosen = variants(written, folder)
-        if unknown := [o for o in only if not any(v.name.startswith(o) for v in chosen)]:
-            raise ValueError(f"no variant is called {unknown[0]!r}; there are: {'; '.join(v.name for v in chosen)}")
-        chosen = [v for v in chosen if not only or any(v.name.startswith(o) for o in only)]
+        chosen = select(chosen, only) if only else chosen
         measured = measure(chosen, rounds or ROUNDS[workload.name], WARMUP[workload.name])
         return Result(workload, measured, {v.name: v.threads for v in chosen})
+
+
+def select(variants: Sequence[Variant], names: Sequence[str]) -> list[Variant]:
+    """The variants of these names; a name that is nobody's stands for all that begin with it."""
+    all_names, wanted = [v.name for v in variants], set()
+    for name in names:
+        found = [name] if name in all_names else [n for n in all_names if n.startswith(name)]
+        if not found:
+            raise ValueError(f"no variant is called {name!r}; there are: {'; '.join(all_names)}")
+        wanted.update(found)
+    return [v for v in variants if v.name in wanted]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

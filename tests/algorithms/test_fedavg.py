@@ -6,7 +6,7 @@ import pytest
 
 from byhand import ENGINES, HALF, LEAF, Recorder, These, federation, model, number
 from fedrelay.algorithms import Everyone, FedAvg, Uniform
-from fedrelay.methods import SCAFFOLD, Plain
+from fedrelay.methods import SCAFFOLD, FedDyn, Plain
 from fedrelay.seam.federation import Run
 
 B, SIZES = [2, -6, 10], [1, 3, 4]
@@ -64,8 +64,10 @@ def test_it_starts_from_the_federations_model_or_from_the_one_given():
 
 
 def test_the_method_is_told_who_can_train():
-    """A client without examples is nobody: SCAFFOLD's N is 2."""
-    assert FedAvg(method=SCAFFOLD()).init(Run(federation(B, sizes=[1, 0, 4]))).method["N"] == 2
+    """A client without examples is nobody: SCAFFOLD's N is 2, and so is FedDyn's m."""
+    fed = Run(federation(B, sizes=[1, 0, 4]))
+    assert FedAvg(method=SCAFFOLD()).init(fed).method["N"] == 2
+    assert FedAvg(method=FedDyn()).init(fed).method["m"] == 2
 
 
 def test_cohorts_change_from_round_to_round_and_with_the_seed():

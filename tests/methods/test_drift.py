@@ -54,6 +54,6 @@ def test_with_a_single_step_there_is_no_drift():
 
 @pytest.mark.parametrize("method", [SCAFFOLD(), SCAFFOLD(option=1), FedDyn(alpha=1.0)], ids=repr)
 def test_a_cohort_of_two_among_three_reaches_the_optimum_too(method):
-    """A third client (w + 20)^2/2: (w - 50) + 4 w + (w + 20) = 0 at w = 5. The server divides by all clients."""
+    """A third client (w + 20)^2/2: (w - 50) + 4 w + (w + 20) = 0 at w = 5."""
     made = trained(method, 100, (50, 0, -20), (1, 2, 1), sampling=Uniform(count=2))
     assert made == pytest.approx(5, rel=1e-6)

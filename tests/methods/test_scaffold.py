@@ -5,9 +5,11 @@ import re
 import pytest
 
 from byhand import ENGINES, LEAF, federation, model, number, play
-from fedrelay.methods import SCAFFOLD
+from fedrelay.methods import SCAFFOLD, Proximal
 from fedrelay.seam.federation import Run
 from fedrelay.seam.recipe import SGD, Adam, Cosine, Recipe
+from fedrelay.seam.rules import Rule
+from fedrelay.seam.values import value
 
 TWO_BATCHES = Recipe(learning_rate=0.5, batch_size=1, epochs=1)
 """Clients of two rows take two steps in their one epoch."""
@@ -80,12 +82,23 @@ def test_variates_count_steps_not_epochs():
 
 
 PATH = "SCAFFOLD reads gradients off the path of plain SGD at a constant rate: use SGD() without momentum or schedule"
+PULL = "SCAFFOLD's option 2 would take {}'s pull for a gradient of the data: use SCAFFOLD(option=1)"
 RATE = "SCAFFOLD divides by the learning rate: it must be positive"
+
+
+@value
+class Pull(Rule):
+    """Draws the weights to 0."""
+
+    def penalty(self, params, context):
+        return sum((t**2).sum() for t in params.values())
 
 
 @pytest.mark.parametrize(
     ("recipe", "sentence"),
     [
+        (Recipe(rules=(Proximal(),)), PULL.format("Proximal")),
+        (Recipe(rules=(Pull(),)), PULL.format("Pull")),
         (Recipe(optimizer=SGD(momentum=0.9)), PATH),
         (Recipe(optimizer=Adam()), PATH),
         (Recipe(schedule=Cosine()), PATH),

@@ -56,7 +56,7 @@ def same(a: Any, b: Any) -> bool:
 W = {"extractor.w": torch.arange(6.0).reshape(2, 3), "classifier.b": torch.tensor([1, -1], dtype=torch.int8)}
 RICH = {"w": W, ("warmup", 3): (1, 2.5, None, True, "θ", ()), -1: {}, "column": np.array([1.5, math.nan])}
 RULES = (Proximal(0.25), Dynamic(3.0))
-RECIPE = Recipe(rules=RULES, optimizer=Adam(beta2=0.5), schedule=Cosine(0.125), scope=("classifier",), rows=64, travels=True)
+RECIPE = Recipe(rules=RULES, optimizer=Adam(beta2=0.5), schedule=Cosine(0.125), scope=("classifier",), cut="classifier", rows=64)
 CHAINS = chain(W, [3, 1], RECIPE, {"c": W, "past": {0: W}}, seen=7), chain(W, [2], RECIPE)
 PLAN = Plan(CHAINS, (Mean("count"), Sum("change"), Bank("classifier.b")))
 COLUMN = np.array([4, 5])

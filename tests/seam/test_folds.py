@@ -69,6 +69,22 @@ def test_a_bank_keeps_ends_in_order_with_their_examples():
     assert [(t.tolist(), n) for t, n in Bank("a").result(Bank("a").add((), shown))] == [([1, 2], 1), ([3, 4], 3), ([8, 0], 4)]
 
 
+def test_a_bank_may_lay_its_models_elsewhere():
+    """Views are handed to the spill as they are; a model that has tensors of its own needs no copy anywhere."""
+    view, own = Slice({}, {"a": torch.tensor([[1.0], [2.0]])}, 1), {"a": torch.tensor([3.0])}
+    laid = []
+
+    def spill(model):
+        laid.append(model)
+        return "on disk"
+
+    shown = Ends([own] * 2, [view, own], [("a",)] * 2, [1, 1], [{}, {}], spill)
+    (first, n), (second, m) = Bank().result(Bank().add((), shown))
+    assert (first, n, m) == ("on disk", 1, 1)
+    assert second is own
+    assert [model is view for model in laid] == [True]
+
+
 def test_a_bank_outlives_the_buffers_that_it_was_filled_from():
     """Ends are often views into lanes that train on: what is banked must not change with them."""
     whole = torch.tensor([[1.0], [2.0]])

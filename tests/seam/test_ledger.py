@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from fedrelay.seam.codec import Store, decode, encode
 from fedrelay.seam.landing import Receipts
@@ -58,6 +59,8 @@ def test_a_restart_forgets_nothing():
     assert again.totals["visits"] == 4
     assert again.who("weights") == [0, 1, 7, 8, 10]
     assert ledger.totals["visits"] == 2  # the state is a copy
+    with pytest.raises(IndexError):
+        again.disclose("weights", [11])
 
 
 def test_a_state_is_a_snapshot():

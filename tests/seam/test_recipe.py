@@ -41,7 +41,7 @@ KINDS = {
     "schedule": {"schedule": Exponential(0.5)},
     "scope": {"scope": ("classifier",)},
     "cut": {"cut": "classifier"},
-    "travels": {"travels": True},
+    "optimizer state": {"optimizer_state": "travels"},
     "held out": {"held_out": True},
     "nesterov": {"optimizer": SGD(nesterov=True)},
     "some momentum": {"optimizer": SGD(momentum=0.9)},
@@ -179,6 +179,29 @@ def test_other_genes_stay_within_their_kind():
     assert (made.rules, made.learning_rate) == ((Proximal(3.0),), 0.5)
 
 
+@pytest.mark.parametrize("path", ["rule.alpha", "Dynamic.alpha"])
+def test_a_number_that_the_server_computes_with_too_cannot_evolve(path):
+    sentence = r"^Dynamic\.alpha cannot evolve: the server's half of Dynamic needs one value for everybody$"
+    recipe = BASE.adding(Dynamic(0.5))
+    with pytest.raises(ValueError, match=sentence):
+        recipe.gene(path, 1.0)
+    assert recipe.gene("rule.mu", 1.0).rules == (Proximal(1.0), Dynamic(0.5))
+
+
+@pytest.mark.parametrize(
+    ("fields", "keeps"),
+    [
+        ({}, False),
+        ({"rules": (Proximal(),)}, False),
+        ({"rules": (Proximal(), Dynamic())}, True),
+        ({"optimizer_state": "travels"}, False),
+        ({"optimizer_state": "stays"}, True),
+    ],
+)
+def test_who_leaves_something_on_the_client(fields, keeps):
+    assert Recipe(**fields).keeps is keeps
+
+
 def test_adding_rules_puts_them_last():
     assert BASE.adding(Mixed(), Other()).rules == (Proximal(0.25), Mixed(), Other())
 
@@ -199,6 +222,10 @@ NONSENSE = {
     "endless epochs": ({"epochs": math.inf}, "epochs inf and steps 0 must be whole numbers of at least 0"),
     "unknown epochs": ({"epochs": math.nan}, "epochs nan and steps 0 must be whole numbers of at least 0"),
     "half a step": ({"steps": 1.5}, "epochs 1 and steps 1.5 must be whole numbers of at least 0"),
+    "an unknown state": (
+        {"optimizer_state": "flies"},
+        "optimizer_state = 'flies' is none of 'fresh', 'travels', 'stays'",
+    ),
     "a rule's own": (
         {"rules": (ControlVariate(),), "learning_rate": 0.0},
         "SCAFFOLD divides by the learning rate: it must be positive",

@@ -6,7 +6,7 @@ import torch
 from fedrelay.methods import Dynamic, GradientVariate, Proximal
 from fedrelay.seam.rules import ClientView, Rows, Rule
 
-HOOKS = ("memory", "prepare", "begin", "penalty", "loss", "end")
+HOOKS = ("memory", "leaves", "prepare", "begin", "penalty", "loss", "end")
 X, Y = torch.ones(3, 2), torch.zeros(3)
 
 
@@ -19,6 +19,7 @@ def test_the_base_rule_does_nothing():
     see = view(Rows(X, Y, None, None))
     end = rule.end(w, see, {})
     assert (rule.memory(w), rule.begin(see), rule.penalty(w, {}), rule.loss(w, None, X, Y, Y > 0, {})) == ({}, {}, 0.0, 0.0)
+    assert (rule.leaves(w), rule.shared, rule.enters, rule.reads_rows) == ({}, (), None, False)
     assert rule.prepare(see) == (X, Y)
     assert end.weights is w
     assert (end.memory, end.up, end.along) == (None, {}, None)

@@ -7,6 +7,7 @@ them, is called once per client with exactly that client's rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from fedrelay.seam.rules import ClientView, End, Rows, Rule
 from fedrelay.seam.values import leaves, tmap
 
 Leaves = Mapping[str, Tensor]
+Forward = Callable[..., Tensor]
 NOT_FINITE = "not finite"
 
 
@@ -28,9 +30,12 @@ class Prepared:
 
     def __init__(self, site: Site, boarding: Boarding) -> None:
         self.x, self.y = site.data.of(boarding.client)
+        self.forward: Forward = site.model.forward
         for rule in boarding.recipe.rules:
             if rule.has("prepare"):
                 self.x, self.y = rule.prepare(alone(site, rule, boarding, self))
+        if segment := enters(boarding.recipe):
+            self.forward = partial(site.model.forward, enters=segment)
 
 
 def prepares(recipe: Recipe) -> bool:
@@ -56,6 +61,7 @@ def memory_of(rule: Rule, b: Boarding) -> Leaves:
 def alone(site: Site, rule: Rule, b: Boarding, rows: Prepared | None, steps: int = 0, reads: bool = True) -> ClientView:
     """One visit as a rule sees it, with its rows if it reads them."""
     x, y = (rows.x, rows.y) if rows else site.data.of(b.client) if reads else (None, None)
+    forward = rows.forward if rows else site.model.forward
     examples = b.trip.tally.sizes[b.trip.first + b.trip.position]
     return ClientView(
         received=b.trip.weights,
@@ -66,7 +72,7 @@ def alone(site: Site, rule: Rule, b: Boarding, rows: Prepared | None, steps: int
         steps=steps,
         handed=b.trip.handed,
         examples=examples,
-        rows=Rows(x, y, site.model.forward, site.model.criterion) if x is not None and y is not None else None,
+        rows=Rows(x, y, forward, site.model.criterion) if x is not None and y is not None else None,
     )
 
 

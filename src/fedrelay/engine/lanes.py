@@ -47,7 +47,9 @@ class Lanes:
         one = start[self.scope[0]]
         self.device, self.dtype = one.device, one.dtype
         self.w = {n: start[n].new_zeros((width, *start[n].shape)) for n in self.scope}
-        self.numbers = {n: torch.zeros(width, dtype=self.dtype, device=self.device) for n in first.recipe.numbers}
+        used = [n for n in first.recipe.numbers if n == "learning_rate" or "." in n]
+        self.table = torch.zeros((len(used), width), dtype=self.dtype, device=self.device)
+        self.numbers = dict(zip(used, self.table, strict=True))
         self.context: Any = None
         self.pool_x, self.pool_y = site.data.train.x, site.data.train.y
         self.on: list[Boarding | None] = [None] * width
@@ -55,10 +57,9 @@ class Lanes:
         self.left, self.epoch, self.epochs = (np.zeros(width, np.int64) for _ in range(3))
         self.base = torch.arange(width, device=self.device)
         self.column = torch.arange(kind.rows, device=self.device)
-        self.at, self.done, self.total, self.seen, self.keys = (
-            torch.zeros(width, dtype=torch.int64, device=self.device) for _ in range(5)
-        )
-        self.sizes, self.batch = (torch.ones(width, dtype=torch.int64, device=self.device) for _ in range(2))
+        self.state = torch.ones((7, width), dtype=torch.int64, device=self.device)
+        self.sizes, self.batch, self.total, self.keys, self.done, self.seen, self.at = self.state
+        self.at.zero_()
         self.loss = torch.zeros(width, dtype=self.dtype, device=self.device)
         self.rows = torch.zeros((width, 1, kind.rows), dtype=torch.int64, device=self.device)
         self.counts = torch.zeros((width, 1), dtype=torch.int64, device=self.device)
@@ -73,10 +74,10 @@ class Lanes:
             if not any(self.on):
                 return
             going = self.left[self.left > 0]
-            for _ in range(max(self.stride, int(going.min())) if len(going) else 0):
+            steps = max(self.stride, int(going.min())) if len(going) else 0
+            for _ in range(steps):
                 self.advance()
-            ran = max(self.stride, int(going.min())) if len(going) else 0
-            self.left = np.maximum(self.left - ran, 0)
+            self.left = np.maximum(self.left - steps, 0)
             self._legs()
             ended = [g for g in range(self.width) if self.on[g] and self.left[g] == 0]
             if ended:
@@ -104,48 +105,36 @@ class Lanes:
             if self.context is None:
                 self.context = tmap(lambda t: t.new_zeros((self.width, *t.shape[1:])), context)
             tmap(put, self.context, context)
-            distinct = {id(b.recipe): b.recipe.numbers for b in batch}
-            for p, lane in self.numbers.items():
-                values = (
-                    [distinct[id(b.recipe)][p] for b in batch] if len(distinct) > 1 else [batch[0].recipe.numbers[p]] * len(batch)
-                )
-                put(lane, torch.tensor(values, dtype=self.dtype, device=self.device))
+            distinct = {id(b.recipe): [b.recipe.numbers[p] for p in self.numbers] for b in batch}
+            numbers = torch.tensor([distinct[id(b.recipe)] for b in batch], dtype=self.dtype, device=self.device)
+            self.table.index_copy_(1, slots, numbers.T.contiguous())
             if self.opt is None:
                 self.opt = optimizers.start(self.kind.optimizer, self.w, self.width)
+            states = [b.optimizer_state for b in batch]
             for part, lane in leaves_by_path(self.opt):
-                states = [b.optimizer_state for b in batch]
                 fresh = lane.new_zeros(lane.shape[1:])
-                put(lane, torch.stack([s.get(part, fresh) for s in states]) if any(states) else fresh.expand(len(free), *fresh.shape))
-            self._lay_out(free, batch, prepared, put)
+                put(
+                    lane,
+                    torch.stack([s.get(part, fresh) for s in states]) if any(states) else fresh.expand(len(free), *fresh.shape),
+                )
+            self._lay_out(free, slots, batch, prepared)
 
-    def _lay_out(
-        self, free: list[int], batch: list[Boarding], prepared: list[Prepared | None], put: Callable[[Tensor, Tensor], None]
-    ) -> None:
+    def _lay_out(self, free: list[int], slots: Tensor, batch: list[Boarding], prepared: list[Prepared | None]) -> None:
         """Which rows these lanes will train on, in which order."""
-        part = self.site.data.train
-        clients = np.array([b.client for b in batch])
         if self.prepares:
-            sizes = np.array([len(p.y) for p in prepared if p])
-            self._pool(free, prepared, int(sizes.max()))
+            lengths = [len(p.y) for p in prepared if p]
+            self._pool(free, prepared, max(lengths))
         else:
-            sizes = part.lengths[clients]
-
-        def column(values: Any) -> Tensor:
-            return torch.as_tensor(values, dtype=torch.int64, device=self.device)
-
-        numbers = [b.recipe for b in batch]
-        plain = [column([getattr(r, f) for r in numbers]) for f in ("batch_size", "epochs", "steps")]
-        size, total = column(sizes), total_steps(column(sizes).clamp(min=1), *plain)
-        per_epoch = (size.clamp(min=1) + plain[0] - 1) // plain[0]
-        for lane, new in (
-            (self.sizes, size),
-            (self.batch, plain[0]),
-            (self.total, total),
-            (self.keys, column([b.key for b in batch])),
-        ):
-            put(lane, new)
-        for lane in (self.done, self.seen, self.loss):
-            put(lane, torch.zeros(len(free), dtype=lane.dtype, device=self.device))
+            lengths = self.site.data.train.lengths[[b.client for b in batch]].tolist()
+        recipes = [b.recipe for b in batch]
+        plain = [[int(getattr(r, f)) for r in recipes] for f in ("batch_size", "epochs", "steps")]
+        size, keys, rows, epochs, steps = torch.tensor([lengths, [b.key for b in batch], *plain], device=self.device)
+        total = total_steps(size.clamp(min=1), rows, epochs, steps)
+        per_epoch = (size.clamp(min=1) + rows - 1) // rows
+        zero = torch.zeros_like(size)
+        self.state.index_copy_(1, slots, torch.stack([size, rows, total, keys, zero, zero, zero]))
+        self.loss[slots] = 0
+        self.counts[slots] = 0  # a visit without a step has none, whatever trained here before
         total = torch.where(size > 0, total, 0)
         self.epoch[free] = 0
         self.epochs[free] = ((total + per_epoch - 1) // per_epoch).numpy(force=True)

@@ -239,13 +239,7 @@ def _cast(*tensors: Tensor | None) -> tuple[Any, ...]:
 
 
 def _conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
+    input: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Tensor | None:
     if input.device.type != "cpu" or input.ndim != 4 or not input.is_floating_point():
         return None  # a GPU is served by grouped convolutions
@@ -279,23 +273,15 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return made.reshape(*x.shape[:-1], w.shape[0])
 
 
-def _cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Tensor | None:
-    said = (size_average, ignore_index, reduce, reduction, label_smoothing)
-    if weight is not None or said != (None, -100, None, "none", 0.0) or input.device.type != "cpu" or input.ndim != 2 or target.ndim != 1:
+def _cross_entropy(input: Tensor, target: Tensor, *weights: Any, weight: Any = None, **said: Any) -> Tensor | None:
+    if weights or weight is not None or {**_USUAL, **said} != {**_USUAL, "reduction": "none"} or input.device.type != "cpu":
         return None
-    if input.dtype not in (torch.float32, torch.float64) or not 0 < input.shape[1] < VECTOR:
+    rows = input.ndim == 2 and target.ndim == 1 and input.dtype in (torch.float32, torch.float64)
+    if not rows or not 0 < input.shape[1] < VECTOR:
         return None
     made: Tensor = row_cross_entropy(input, target)[0]
     return made
 
 
+_USUAL = {"size_average": None, "ignore_index": -100, "reduce": None, "reduction": "mean", "label_smoothing": 0.0}
 _SERVED: dict[Any, Callable[..., Tensor | None]] = {F.conv2d: _conv2d, F.linear: _linear, F.cross_entropy: _cross_entropy}

@@ -6,6 +6,7 @@ Lanes are independent, so the gradient of the sum gives every lane its own. Line
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ class Step:
 
     def __init__(self, site: Site, kind: Recipe, frozen: Leaves, precision: str = "float32") -> None:
         self.model, self.kind, self.frozen, self.precision = site.model, kind, frozen, precision
+        for lazy in (n for n, p in vars(Model).items() if isinstance(p, cached_property)):
+            getattr(site.model, lazy)  # what is first read inside a capture takes a lock, which cannot be captured
         self.enters = enters(kind)
         self.penalties = [r for r in kind.rules if r.has("penalty")]
         self.losses = [r for r in kind.rules if r.has("loss")]

@@ -47,8 +47,10 @@ class Site:
 
     def added(self, recipe: Recipe) -> Mapping[str, Tensor]:
         """Leaves that the recipe's rules add to the model."""
-        w = self.model.initial() if any(r.has("leaves") for r in recipe.rules) else {}
-        return {n: t for r in recipe.rules for n, t in r.leaves(w).items()} if w else NOTHING
+        if not recipe.adds:
+            return NOTHING
+        w = self.model.initial()
+        return {n: t for r in recipe.rules for n, t in r.leaves(w).items()}
 
     def trains(self, recipe: Recipe) -> tuple[str, ...]:
         """The leaves that a visit trains."""

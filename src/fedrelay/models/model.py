@@ -117,8 +117,24 @@ class Model:
         segments = self._modules(training)
         for s in self.between(enters, until):
             own = {n[len(s) + 1 :]: t for n, t in w.items() if n.startswith(s + ".")}
-            x = functional_call(segments[s], own, (x,))
+            own |= {other: own[n] for other, n in self._ties[s].items() if n in own}
+            # torch's own way with ties leaves a module that stands at two places with what it was lent
+            x = functional_call(segments[s], own, (x,), tie_weights=False)
         return x
+
+    @cached_property
+    def _ties(self) -> dict[str, dict[str, str]]:
+        """By segment: where two modules share a tensor, its other names and the name it goes by."""
+        ties: dict[str, dict[str, str]] = {}
+        for s, segment in self.segments.items():
+            names: dict[int, str] = {}
+            ties[s] = {}
+            for path, module in segment.named_modules():
+                for n, t in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+                    known = names.setdefault(id(t), full := f"{path}.{n}".lstrip("."))
+                    if known != full:
+                        ties[s][full] = known
+        return ties
 
     @cached_property
     def moody(self) -> bool:

@@ -35,7 +35,7 @@ class Checkpoints(Store):
     def __init__(self, folder: str | Path) -> None:
         super().__init__()
         self.folder = Path(folder)
-        self._alive: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._alive: dict[int, tuple[weakref.ref[Tensor], int, str]] = {}
         self._new: dict[str, Tensor] = {}
         self._segment = 0
         self._sizes: dict[int, int] = {}
@@ -45,11 +45,11 @@ class Checkpoints(Store):
 
     def put(self, t: Tensor) -> str:
         known = self._alive.get(id(t))
-        if known and known[0]() is t:
-            return known[1]
+        if known and known[0]() is t and known[1] == t._version:  # the same tensor, and nobody wrote into it
+            return known[2]
         name = f"{self._segment}/{len(self._new)}"
         self._new[name] = t
-        self._alive[id(t)] = weakref.ref(t), name
+        self._alive[id(t)] = weakref.ref(t), t._version, name
         return name
 
     def put_lazy(self, lazy: Lazy) -> str:
@@ -109,7 +109,7 @@ class Checkpoints(Store):
         used: dict[int, int] = {}
         live: set[str] = set()
         for path in self.folder.glob("*.json"):
-            live |= set(_names(self._data.get(path.stem) or json.loads(path.read_text())["state"]))
+            live |= set(_names(self._data.get(path.stem) or _state(path)))
         for n in live:
             segment = int(n.partition("/")[0])
             used[segment] = used.get(segment, 0) + 1
@@ -121,13 +121,14 @@ class Checkpoints(Store):
         def keep(name: str) -> bool:  # what is forgotten is written again with the next checkpoint
             return name in live and int(name.partition("/")[0]) not in sparse
 
-        self._alive = {i: (ref, n) for i, (ref, n) in self._alive.items() if ref() is not None and keep(n)}
+        self._alive = {i: known for i, known in self._alive.items() if known[0]() is not None and keep(known[2])}
         self._lazy: dict[Hashable, str] = {k: n for k, n in self._lazy.items() if keep(n)}
 
     # --- loading
 
     def load(self, name: str) -> Any:
         """The value of a checkpoint."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         path = self.folder / f"{name}.json"
@@ -143,14 +144,26 @@ class Checkpoints(Store):
             raise ValueError(f"{path} has schema {data.get('schema')}; this version reads schema {SCHEMA}")
         wanted = set(_names(data["state"]))
         for segment in sorted({int(n.partition("/")[0]) for n in wanted}):
-            tensors = load_file(self._file(segment))
+            try:
+                tensors = load_file(self._file(segment))
+            except (OSError, SafetensorError) as e:
+                raise ValueError(f"{path} cannot be read: {self._file(segment).name} is damaged or gone ({e})") from None
             self._sizes[segment] = len(tensors)
             self._tensors.update({f"{segment}/{k}": t for k, t in tensors.items() if f"{segment}/{k}" in wanted})
         self._data[name] = data["state"]
         made = decode(data["state"], self)
-        self._alive = {id(t): (weakref.ref(t), n) for n, t in self._tensors.items()}
+        self._alive = {id(t): (weakref.ref(t), t._version, n) for n, t in self._tensors.items()}
         self._tensors = {}
         return made
+
+
+def _state(path: Path) -> Any:
+    """What a checkpoint refers to; nothing if it is another kind of file."""
+    try:
+        data = json.loads(path.read_bytes())
+    except ValueError:
+        return None
+    return data.get("state") if isinstance(data, dict) and "schema" in data else None
 
 
 def _names(data: Any) -> list[str]:

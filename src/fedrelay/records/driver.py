@@ -107,8 +107,11 @@ def fit(
     algorithm.check(view := Run(fed, layers=(*layers, failed)))
     store = Checkpoints(folder) if folder is not None else None
     said = encode(algorithm, Store())
-    record = _resumed(store, said, driven) if store and (store.folder / "last.json").exists() else None
-    driven.use(_picks(store) if store else {}, partial(_write_picks, store) if store else None)
+    record = _resumed(store, said, driven) if store is not None and (store.folder / "last.json").exists() else None
+    if store is None:
+        driven.use({}, None)
+    else:
+        driven.use(_picks(store), partial(_write_picks, store))
     if record is None:
         start = algorithm.init(view, weights)
         record = Record(start.weights, start)
@@ -127,11 +130,12 @@ def fit(
         record.rounds.append(row)
         if on_round:
             on_round(row)
-        if store and (n == rounds or time.monotonic() - saved >= checkpoint_seconds):
+        if store is not None and (n == rounds or time.monotonic() - saved >= checkpoint_seconds):
             store.save(
                 "last",
                 {
                     "algorithm": said_text(said),
+                    "seed": driven.seed,
                     "state": record.state,
                     "federation": driven.state(),
                     "rounds": tuple(record.rounds),
@@ -157,6 +161,8 @@ def _resumed(store: Checkpoints, said: Any, fed: Any) -> Record:
         raise ValueError(
             f"{store.folder} holds a run with other parameters: resume it with the same algorithm, or choose another folder"
         )
+    if kept["seed"] != fed.seed:
+        raise ValueError(f"{store.folder} holds a run of seed {kept['seed']}, not {fed.seed}: resume it with its own seed")
     fed.restore(kept["federation"])
     return Record(kept["state"].weights, kept["state"], list(kept["rounds"]))
 

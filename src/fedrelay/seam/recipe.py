@@ -182,6 +182,11 @@ class Recipe:
         """Whether a visit leaves something on the client."""
         return self.optimizer_state == "stays" or any(r.has("memory") for r in self.rules)
 
+    @cached_property
+    def adds(self) -> bool:
+        """Whether a rule adds leaves to the model."""
+        return any(r.has("leaves") for r in self.rules)
+
     def adding(self, *rules: Rule) -> Recipe:
         """This recipe with further rules at the end."""
         return replace(self, rules=self.rules + rules)

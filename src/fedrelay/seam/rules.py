@@ -24,7 +24,7 @@ class Rows:
     x: Tensor
     y: Tensor
     forward: Forward
-    """``forward(weights, x, enters=segment, until=segment)``."""
+    """``forward(weights, x, enters=segment, until=segment)``; unless told otherwise ``x`` enters where these rows do."""
     criterion: Callable[[Tensor, Tensor], Tensor]
     """``criterion(outputs, y)``: a loss per row."""
 
