@@ -81,7 +81,7 @@ class HeavyHand(Rule):
 
 
 @value
-class Pulled(Rule):
+class PulledBack(Rule):
     """Hands on less the more hand-overs went before it, and the more examples the client has."""
 
     a: float = 0.2
@@ -92,7 +92,7 @@ class Pulled(Rule):
 
 
 @value
-class Unsure(Rule):
+class SmallOutputs(Rule):
     """A loss of the whole model that reads the batch: outputs should be small, on the true rows alone."""
 
     nu: float = 0.1
@@ -103,7 +103,7 @@ class Unsure(Rule):
 
 
 @value
-class Mirrored(Rule):
+class MirroredRows(Rule):
     """Trains on every row and on its mirror image, if its label is not the first."""
 
     def prepare(self, see: ClientView) -> Any:
@@ -112,7 +112,7 @@ class Mirrored(Rule):
 
 
 @value
-class Remembered(Rule):
+class RememberedEnds(Rule):
     """Vectorised, with a memory of whole and other numbers: how often a client trained, and where it ended."""
 
     def memory(self, w: Any) -> Any:
@@ -183,15 +183,15 @@ RULES: tuple[tuple[Rule, ...], ...] = (
     (GradientVariate(),),
     (FisherPull(),),
     (HeavyHand(),),
-    (Unsure(),),
-    (Mirrored(),),
-    (Remembered(),),
-    (Proximal(), Pulled()),
+    (SmallOutputs(),),
+    (MirroredRows(),),
+    (RememberedEnds(),),
+    (Proximal(), PulledBack()),
     (Dynamic(), FisherPull()),
-    (Dynamic(), Proximal(), Unsure(), HeavyHand()),
-    (GradientVariate(), Pulled(), Remembered()),
-    (ControlVariate(), Pulled()),
-    (Mirrored(), Dynamic(), Pulled()),
+    (Dynamic(), Proximal(), SmallOutputs(), HeavyHand()),
+    (GradientVariate(), PulledBack(), RememberedEnds()),
+    (ControlVariate(), PulledBack()),
+    (MirroredRows(), Dynamic(), PulledBack()),
 )
 
 

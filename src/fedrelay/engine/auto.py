@@ -31,7 +31,8 @@ from fedrelay.seam.recipe import Recipe
 log = logging.getLogger("fedrelay")
 WIDTHS = (8, 16, 25, 32, 50)
 MEMORY = 1 << 30  # lanes hold some eight copies of the trained leaves: weights, gradients, optimizer state, what was received
-STEPS, REPEATS = 4, 3
+STEPS, REPEATS, PATIENCE = 4, 3, 0.5
+WORSE = 1.1  # how much slower than the narrower lanes still counts as noise
 AMX, AVX512 = "amx_bf16", "avx512_bf16"
 
 
@@ -113,11 +114,17 @@ class Auto:
         if why:
             log.warning("%s", why)
             candidates = [Pick(p.engine, p.width, p.channels_last, p.precision, why) for p in candidates]
-        else:
+        seconds = {p: seconds_per_step(site, kind, p, queue) for p in candidates}
+        if not why:
             size = sum(t.nbytes for n, t in queue[0].trip.weights.items() if n in site.trains(kind))
             fitting = [w for w in WIDTHS if 8 * w * size <= MEMORY and w <= max(8, len(queue))]
-            candidates += [Pick("lanes", w, False, self.precision) for w in fitting or [WIDTHS[0]]]
-        seconds = {p: seconds_per_step(site, kind, p, queue) for p in candidates}
+            last = float("inf")
+            for width in fitting or WIDTHS[:1]:
+                pick = Pick("lanes", width, False, self.precision)
+                seconds[pick] = seconds_per_step(site, kind, pick, queue)
+                if seconds[pick] > WORSE * last or seconds[pick] > 2 * min(seconds.values()):
+                    break  # wider lanes will not make up for that
+                last = min(last, seconds[pick])
         best = min(seconds, key=lambda p: seconds[p])
         table = ", ".join(f"{p.engine} {p.width}: {1e6 * s:.0f} us" for p, s in seconds.items())
         log.info("engine for this kind of visit: %s %d (per visit and step: %s)", best.engine, best.width, table)
@@ -152,7 +159,12 @@ def seconds_per_step(site: Site, kind: Recipe, pick: Pick, queue: Sequence[Board
         return _lanes(site, kind, pick, some) if pick.engine == "lanes" else _loop(site, pick, some)
 
     trial()  # the first one also pays for what is made once
-    return min(trial() for _ in range(REPEATS))
+    best, began = float("inf"), time.perf_counter()
+    for _ in range(REPEATS):
+        best = min(best, trial())
+        if time.perf_counter() - began > PATIENCE:
+            break
+    return best
 
 
 def _lanes(site: Site, kind: Recipe, pick: Pick, some: Sequence[Boarding]) -> float:

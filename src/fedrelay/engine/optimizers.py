@@ -102,13 +102,16 @@ def load(halves: list[torch.optim.Optimizer], params: Mapping[str, Tensor], stat
 
 
 def dump(halves: list[torch.optim.Optimizer], params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state of torch's optimizers in our names."""
+    """The state of torch's optimizers in our names; before the first step it is zero."""
+    states = {id(p): half.state.get(p, {}) for half in halves for group in half.param_groups for p in group["params"]}
+    adaptive = "betas" in halves[0].defaults
+    kept = ("mean", "square") if adaptive else ("velocity",) if halves[0].defaults["momentum"] else ()
     out: dict[str, Tensor] = {}
-    for half in halves:
+    for ours in kept:
         for n, p in params.items():
-            for ours, torch_name in TORCH_NAMES.items():
-                if p in half.state and half.state[p].get(torch_name) is not None:
-                    out[f"{ours}/{n}"] = half.state[p][torch_name].detach().clone()
-            if p in half.state and "step" in half.state[p]:
-                out["count/"] = torch.as_tensor(half.state[p]["step"]).to(p.dtype).clone()
+            t = states[id(p)].get(TORCH_NAMES[ours])
+            out[f"{ours}/{n}"] = torch.zeros_like(p).detach() if t is None else t.detach().clone()
+    if adaptive:
+        first, p = next(iter(states.values())), next(iter(params.values()))
+        out["count/"] = torch.as_tensor(first.get("step", 0)).to(p).clone()
     return out

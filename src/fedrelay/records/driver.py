@@ -112,19 +112,21 @@ def fit(
         driven.use({}, None)
     else:
         driven.use(_picks(store), partial(_write_picks, store))
-    if record is None:
+    before = dict(driven.ledger.totals)
+    if record is None:  # what the start costs, and who fails in it, stands in the first round's row
         start = algorithm.init(view, weights)
         record = Record(start.weights, start)
     saved = time.monotonic()
     for n in range(len(record.rounds) + 1, rounds + 1):
-        began, before = time.perf_counter(), dict(driven.ledger.totals)
-        failed.visits.clear()
+        began = time.perf_counter()
         record.state = algorithm.round(view, record.state)
         record.weights = record.state.weights
         row: dict[str, Any] = {"round": n, "seconds": time.perf_counter() - began, "time": driven.now}
         row |= {k: v - before.get(k, 0) for k, v in driven.ledger.totals.items()}
+        before = dict(driven.ledger.totals)
         if failed.visits:
             row["failures"] = tuple(failed.visits)
+            failed.visits.clear()
         if evaluate_every and (n % evaluate_every == 0 or n == rounds) and (counts := driven.test(record.weights)):
             row |= {"global/accuracy": counts.accuracy, "global/loss": counts.loss}
         record.rounds.append(row)
