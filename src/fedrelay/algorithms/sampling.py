@@ -23,6 +23,10 @@ class Sampling:
 
 
 def _count(count: int, fraction: float, of: int) -> int:
+    if count < 0 or not 0 <= fraction <= 1:
+        raise ValueError(
+            f"count = {count} and fraction = {fraction}: the first must be at least 0, the second a share of at most 1"
+        )
     wanted = count or max(1, int(fraction * of + 1e-9))
     if wanted > of:
         raise ValueError(f"{wanted} clients a round were asked for, and {of} have examples: lower `count` (or `fraction`)")
@@ -68,7 +72,8 @@ class Everyone(Sampling):
 
 @value
 class Available(Sampling):
-    """``inner`` among the clients that are there this round: each with probability ``share``; if nobody is, one is."""
+    """The cohort that ``inner`` draws, less those who are not there: each is with probability ``share``. If nobody of the cohort
+    is, the one with the lowest number is waited for."""
 
     inner: Sampling = Uniform()
     share: float = 0.8

@@ -13,7 +13,7 @@ SHUFFLE, AUGMENT = 0, 1  # a visit's key has a stream per purpose
 
 
 def permutations(keys: Tensor, sizes: Tensor, epochs: Tensor, longest: int) -> Tensor:
-    """[visits, epochs, longest]: row (v, e) begins with a permutation of range(sizes[v]), drawn from (keys[v], epochs[e]) only."""
+    """[visits, epochs, longest]: row (v, e) begins with a permutation of range(sizes[v]) drawn from (keys[v], epochs[e]) only."""
     at = torch.arange(longest, device=keys.device)
     draws = child(child(child(keys, SHUFFLE)[:, None], epochs)[..., None], at)
     draws = ((draws >> 1) & ~0x1FFFFF) | at  # the place breaks ties: no two are equal (so a client may own 2**21 examples)

@@ -113,10 +113,7 @@ class Lanes:
             states = [b.optimizer_state for b in batch]
             for part, lane in leaves_by_path(self.opt):
                 fresh = lane.new_zeros(lane.shape[1:])
-                put(
-                    lane,
-                    torch.stack([s.get(part, fresh) for s in states]) if any(states) else fresh.expand(len(free), *fresh.shape),
-                )
+                put(lane, torch.stack([s.get(part, fresh) for s in states]))
             self._lay_out(free, slots, batch, prepared)
 
     def _lay_out(self, free: list[int], slots: Tensor, batch: list[Boarding], prepared: list[Prepared | None]) -> None:

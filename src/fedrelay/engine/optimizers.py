@@ -96,7 +96,8 @@ def load(halves: list[torch.optim.Optimizer], params: Mapping[str, Tensor], stat
         mine = {id(p) for group in half.param_groups for p in group["params"]}
         for n, p in params.items():
             if id(p) in mine:
-                half.state[p] = {torch_name: state[f"{ours}/{n}"].clone() for ours, torch_name in TORCH_NAMES.items() if f"{ours}/{n}" in state}
+                known = [(ours, theirs) for ours, theirs in TORCH_NAMES.items() if f"{ours}/{n}" in state]
+                half.state[p] = {theirs: state[f"{ours}/{n}"].clone() for ours, theirs in known}
                 if "count/" in state:
                     half.state[p]["step"] = state["count/"].clone().float()
 

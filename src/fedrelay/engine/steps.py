@@ -21,6 +21,7 @@ from fedrelay.models.model import Model
 from fedrelay.seam.recipe import SGD, Constant, Recipe, rebind
 
 Leaves = Mapping[str, Tensor]
+Gradients = tuple[dict[str, Tensor], Tensor]
 # Which modules a thread is lent is asked of Python's threads, which no capture can look into; the graph holds none of them.
 torch.compiler.assume_constant_result(Model._modules)
 
@@ -60,7 +61,8 @@ class Step:
             rate = rate * rebind(self.kind.schedule, "schedule", numbers).factor(at.to(rate.dtype), total.to(rate.dtype))
         if self.linear:
             per_row = 1 / mask.sum(1).clamp(min=1).to(rate.dtype)
-            grads, losses = self.linear(w, x, y, mask, per_row * rate if self.linear.fused else per_row)
+            made: Gradients = self.linear(w, x, y, mask, per_row * rate if self.linear.fused else per_row)
+            grads, losses = made
             if self.linear.fused:
                 return losses
             if self.penalties:
@@ -73,7 +75,7 @@ class Step:
 
     def penalty(self, p: Leaves, numbers: Leaves, context: Any) -> Tensor:
         """The rules' penalties of one model."""
-        added: Tensor = sum(rebind(r, name(r), numbers).penalty(p, context[name(r)]) for r in self.penalties)  # type: ignore[assignment]
+        added: Tensor = sum(rebind(r, name(r), numbers).penalty(p, context[name(r)]) for r in self.penalties)
         return added
 
     def penalty_gradients(self, w: Leaves, numbers: Leaves, context: Any) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""A flight under way: its chains as trips, what they stage, and the folds over them. Nothing outside it changes before it lands."""
+"""A flight under way: its chains as trips, what they stage, and the folds over them. Nothing outside changes before it lands."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Trip:
         self.start: Weights = chain.start
         self.weights: Weights = chain.start
         self.along: Mapping[str, Mapping[str, Tensor]] = NOTHING
-        self.kept: Mapping[int, Kept] = NOTHING
+        self.kept: Mapping[int, Kept] = {}
         self.up: Mapping[str, Weights] = NOTHING
         self.scope: tuple[str, ...] = ()
         self.position = self.handed = self.examples = 0

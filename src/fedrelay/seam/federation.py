@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -119,8 +120,12 @@ class Run:
         """Send chains on their way under these folds."""
         plan = Plan(tuple(chains), tuple(dict.fromkeys(folds)))
         place = self.base.place(self.path, "plan")
+        met = Counter[str]()
         for layer in self.layers:
-            plan = layer.plan(plan, partial(place.rng, self.base.seed, type(layer).__name__))
+            name = type(layer).__name__
+            met[name] += 1
+            own = (name,) if met[name] == 1 else (name, str(met[name]))  # two of one class draw apart
+            plan = layer.plan(plan, partial(place.rng, self.base.seed, *own))
         return self.base.launch(place, plan)
 
     def land(self, any_of: Iterable[Flight], also: Iterable[Flight] = ()) -> list[Landing]:

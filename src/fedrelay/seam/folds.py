@@ -86,7 +86,7 @@ class Ends:
     @property
     def scope(self) -> tuple[str, ...]:
         if any(s != self.scopes[0] for s in self.scopes):
-            raise ValueError("chains of different scope meet in one fold: give each scope a plan of its own")
+            raise ValueError(MIXED)
         return self.scopes[0]
 
     def end(self, leaf: str) -> Tensor:
@@ -99,6 +99,10 @@ class Ends:
 
     def up(self, name: str) -> Mapping[str, Tensor]:
         """[n, ...] of every leaf that the clients sent up under this name."""
+        if any(name not in u for u in self.ups):
+            raise LookupError(
+                f"a fold sums what clients send up as {name!r}, and a visit's rules sent none: use the method's recipe"
+            )
         ups = [u[name] for u in self.ups]
         return {leaf: stack(ups, leaf) for leaf in ups[0]}
 
@@ -123,6 +127,16 @@ def total(t: Tensor, k: Sequence[float] | None = None) -> Tensor:
         return t.sum(0)
     ks = t.new_tensor(np.asarray(k, dtype=np.float64))
     return (ks @ t.reshape(len(ks), -1)).reshape(t.shape[1:])
+
+
+MIXED = "chains of different scope meet in one fold: give each scope a plan of its own"
+
+
+def joined(a: Weights, b: Weights) -> Weights:
+    """The sum of two sums; one that is empty adds nothing."""
+    if a and b and a.keys() != b.keys():
+        raise ValueError(MIXED)
+    return plus(a, b) if a and b else a or b
 
 
 @value
@@ -150,9 +164,7 @@ class Mean:
     def merge(self, a: Any, b: Any) -> Any:
         if not a["n"] or not b["n"]:
             return a if a["n"] else b
-        if a["sum"].keys() != b["sum"].keys():
-            raise ValueError("chains of different scope meet in one fold: give each scope a plan of its own")
-        return {"n": a["n"] + b["n"], "sum": plus(a["sum"], b["sum"])}
+        return {"n": a["n"] + b["n"], "sum": joined(a["sum"], b["sum"])}
 
     def result(self, acc: Any) -> dict[str, Tensor]:
         return {n: t / acc["n"] for n, t in acc["sum"].items()} if acc["n"] else {}
@@ -172,7 +184,7 @@ class Sum:
         return self.merge(acc, {n: total(t) for n, t in ends.up(self.up).items()})
 
     def merge(self, a: Any, b: Any) -> Any:
-        return plus(a, b) if a and b else a or b
+        return joined(a, b)
 
     def result(self, acc: Any) -> dict[str, Tensor]:
         return dict(acc)
@@ -191,7 +203,7 @@ class Moved:
         return self.merge(acc, {n: total(ends.end(n) - ends.start(n)) for n in ends.scope})
 
     def merge(self, a: Any, b: Any) -> Any:
-        return plus(a, b) if a and b else a or b
+        return joined(a, b)
 
     def result(self, acc: Any) -> dict[str, Tensor]:
         return dict(acc)

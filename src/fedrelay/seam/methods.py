@@ -18,7 +18,7 @@ M = TypeVar("M")
 
 @value
 class Population:
-    """Who there is: ``clients`` (SCAFFOLD's N) and ``units`` (FedDyn's m: clients, or superclients where those are the chains)."""
+    """Who there is: ``clients`` (SCAFFOLD's N) and ``units`` (FedDyn's m: clients, or superclients if those are the chains)."""
 
     clients: int
     units: int

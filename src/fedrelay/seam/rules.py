@@ -110,7 +110,7 @@ class Rule:
         return {}
 
     def leaves(self, w: Weights) -> Weights:
-        """Leaves that this rule adds to the model, as they are before anybody trained them: they train, travel and merge with it."""
+        """Leaves that this rule adds to the model, before anybody trained them: they train, travel and merge with it."""
         return {}
 
     def prepare(self, see: ClientView) -> tuple[Tensor, Tensor]:
