@@ -114,7 +114,8 @@ def checks() -> Iterator[Row]:
     tools = {"mypy --strict": ["mypy"], "ruff check": ["ruff", "check"], "ruff format": ["ruff", "format", "--check"]}
     for bar, arguments in tools.items():
         done = python("-m", *arguments)
-        yield Row(bar, last_line(done.stdout or done.stderr), "clean", done.returncode == 0)
+        found = [line for line in done.stdout.splitlines() if line.startswith("Found")]  # ruff goes on to offer help
+        yield Row(bar, found[-1] if found else last_line(done.stdout or done.stderr), "clean", done.returncode == 0)
 
 
 def tracer() -> Iterator[Row]:

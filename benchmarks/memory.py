@@ -35,6 +35,7 @@ def peak() -> int:
 def train(clients: int, marks: Sequence[int] = MARKS, budget: int = BUDGET, engine: str = "lanes") -> dict[str, Any]:
     """Train with so many clients in this process; its peak memory before the first round and after the rounds in ``marks``."""
     import numpy as np
+    import torch
 
     from fedrelay.algorithms import FedAvg, Uniform
     from fedrelay.data import Dataset, Partition
@@ -44,6 +45,7 @@ def train(clients: int, marks: Sequence[int] = MARKS, budget: int = BUDGET, engi
     from fedrelay.seam.recipe import Recipe
     from fedrelay.simulation.build import simulate
 
+    torch.set_num_threads(1)  # this is about memory: no thread should wait for what else the machine does
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((ROWS, WIDTH), np.float32), rng.integers(0, 10, ROWS)
     index = np.arange(clients * EXAMPLES, dtype=np.int32)

@@ -45,7 +45,7 @@ def test_two_rounds_on_mnist_are_those_of_plain_pytorch():
     except FileNotFoundError as e:
         pytest.skip(str(e))
     pair = compare(dataset, DigitsMLP(), rounds=2, seed=1)
-    assert pair.weights < 1e-5
+    assert pair.weights < 1e-4
     assert pair.holds
 
 

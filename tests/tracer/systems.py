@@ -198,13 +198,13 @@ class FedSeqInter(Algorithm[Slots]):
         recipe, extra = self.seq.method.visit(s.method, self.seq.recipe)
         drawn, merging = self.drawn(fed, s), (s.done + 1) % len(s.groups) == 0
         bank, seen = s.bank or (s.weights,) * len(drawn), s.seen or (0,) * len(drawn)
-        chains = (chain(w, g, recipe, extra, n * merging) for w, g, n in zip(bank, drawn, seen))
+        chains = (chain(w, g, recipe, extra, n * merging) for w, g, n in zip(bank, drawn, seen, strict=True))
         got = fed.train(chains, *self.seq.method.folds, Bank())
         w, method = self.seq.method.merge(s.weights, s.method, got)
         if merging:
             return Slots(w, method, s.groups, done=s.done + 1)
-        bank, examples = zip(*got[Bank()])
-        return Slots(w, method, s.groups, bank, tuple(a + b for a, b in zip(seen, examples)), s.done + 1)
+        bank, examples = zip(*got[Bank()], strict=True)
+        return Slots(w, method, s.groups, bank, tuple(a + b for a, b in zip(seen, examples, strict=True)), s.done + 1)
 
 
 # --- HFedMS
@@ -244,7 +244,7 @@ class Semantic(Rule):
             def mean(c):
                 return z[:n][y[:n] == c].mean(0) if (y[:n] == c).any() else z[y == c].mean(0)
 
-            near = torch.stack([(row - mean(c)).norm() for row, c in zip(z, y)]).argsort(stable=True)[: self.q]
+            near = torch.stack([(row - mean(c)).norm() for row, c in zip(z, y, strict=True)]).argsort(stable=True)[: self.q]
         else:
             near = torch.arange(len(y) - int(see.memory["n"]), len(y))
         store = {k: t.clone() for k, t in see.memory.items()}
@@ -288,7 +288,9 @@ class HFedMS(Algorithm[Industrial]):
         recipe, extra = self.method.visit(s.method, base)
         got = fed.train((chain(s.weights, g, recipe.adding(*rules), {**extra, **down}) for g in s.drawn), *self.method.folds)
         w, method = self.method.merge(s.weights, s.method, got)
-        return Industrial(w, method, s.done + 1, s.drawn, {**s.past, block: {n: t for n, t in w.items() if n.startswith("extractor")}})
+        return Industrial(
+            w, method, s.done + 1, s.drawn, {**s.past, block: {n: t for n, t in w.items() if n.startswith("extractor")}}
+        )
 
     def regroup(self, fed, block):
         rng, counts = fed.rng("groups"), fed.ask(fed.clients, LabelCounts(10))
@@ -320,7 +322,7 @@ class TwoStage(Algorithm[Stages]):
 
     def init(self, fed, weights=None):
         w = weights or fed.initial()
-        return Stages(w, self.method.init(w, fed.population()), 0, {}, {v: () for v in range(len(self.clusters))})
+        return Stages(w, self.method.init(w, fed.population()), 0, {}, dict.fromkeys(range(len(self.clusters)), ()))
 
     def round(self, fed, s):
         w, m, busy, queue, rng, now = s.weights, s.method, dict(s.busy), dict(s.queue), fed.rng("round"), s.done + 1
@@ -366,7 +368,9 @@ class Genes(Layer):
         return replace(plan, chains=tuple(replace(c, visits=tuple(map(own, c.visits))) for c in plan.chains))
 
     def landed(self, landing: Landing) -> None:  # a loss counts for the gene that earned it: a late flight's may have changed
-        self.losses.update({r.client: r.loss for r in landing.receipts if r.reason is None and r.numbers[self.path] == self.genes[r.client]})
+        self.losses.update(
+            {r.client: r.loss for r in landing.receipts if r.reason is None and r.numbers[self.path] == self.genes[r.client]}
+        )
 
 
 @dataclass(frozen=True)
@@ -381,7 +385,11 @@ class Fleet(Layer):
         r = rng()
 
         def fate(v: Visit) -> Visit:
-            return replace(v, lost="dropped out" if r.random() < self.lost else v.lost, wait=v.wait + self.wait * bool(r.random() < self.slow))
+            return replace(
+                v,
+                lost="dropped out" if r.random() < self.lost else v.lost,
+                wait=v.wait + self.wait * bool(r.random() < self.slow),
+            )
 
         return replace(plan, chains=tuple(replace(c, visits=tuple(map(fate, c.visits))) for c in plan.chains))
 
@@ -453,4 +461,22 @@ class Genetic(Algorithm[Evolved]):
         return Evolved(State({**s.weights, **got[Mean("count")]}, None), genes, losses)
 
 
-__all__ = ["EWC", "RECIPE", "Evolve", "FedSeq", "FedSeqInter", "Fleet", "Genetic", "HFedMS", "Regulate", "Run", "Semantic", "Slots", "SplitLearning", "TwoStage", "Warmup", "greedy", "plus"]
+__all__ = [
+    "EWC",
+    "RECIPE",
+    "Evolve",
+    "FedSeq",
+    "FedSeqInter",
+    "Fleet",
+    "Genetic",
+    "HFedMS",
+    "Regulate",
+    "Run",
+    "Semantic",
+    "Slots",
+    "SplitLearning",
+    "TwoStage",
+    "Warmup",
+    "greedy",
+    "plus",
+]

@@ -71,7 +71,7 @@ class SeqInOrder(FedSeq):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_WFSL_warm_up(kind) -> None:
-    """Targets 2, 4, 8; a = 1/7; the first visit of a cycle is not regulated. ``last`` is the model handed on, ``warm`` a cycle's mean.
+    """Targets 2, 4, 8; a = 1/7; a cycle's first visit is not regulated. ``last`` is handed on, ``warm`` is the cycle's mean.
 
     Cycle 0, 1, 2 from 0:
         0 -> 0/2 + 1 = 1
@@ -146,7 +146,8 @@ def test_FedSeqInter_x_FedDyn(kind) -> None:
     """The same clients, all merge every second round; round 1 is FedSeq's, and the slots keep 5/2 and -3.
 
     Round 2: slot 5/2 goes to 2:  (-6 + 3 + 5/2)/2 = -1/4,   h_2 = 3 + 11/4 = 23/4
-             slot -3 goes to 0, 1: 0 -> (2 - 1 - 3)/2 = -1,  h_0 = -1 - 2 = -3;  1 -> (4 - 3/2 - 1)/2 = 3/4,  h_1 = -3/2 - 7/4 = -13/4
+             slot -3 goes to 0, 1: 0 -> (2 - 1 - 3)/2 = -1,      h_0 = -1 - 2 = -3
+                                   1 -> (4 - 3/2 - 1)/2 = 3/4,   h_1 = -3/2 - 7/4 = -13/4
         mean 1/4,  h = 1/4 - (-11/4 + 15/4)/2 = -1/4,  w = 1/4 + 1/4 = 1/2
     Round 3 from 1/2: 0 -> (2 - 3 + 1/2)/2 = -1/4;  1 -> (4 - 13/4 - 1/4)/2 = 1/4;  2 -> (-6 + 23/4 + 1/2)/2 = 1/8
         mean 3/16,  h = -1/4 + (1/4 + 3/8)/2 = 1/16,  w = 3/16 - 1/16 = 1/8

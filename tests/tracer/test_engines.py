@@ -159,7 +159,9 @@ def test_a_classifier_trains_on_its_own_chain_s_extractor(order: tuple[int, ...]
     kinds, ends = (Recipe(0.1, 16), Recipe(0.1, 16, scope=("classifier",))), []
     for pick in (LOOP, LANES):
         fed = digits(pick, torch.float64)
-        chains = [Chain(fed.initial(), tuple(Visit((7 * k + i) % 30, (kinds[j],)) for i, j in enumerate(order))) for k in range(40)]
+        chains = [
+            Chain(fed.initial(), tuple(Visit((7 * k + i) % 30, (kinds[j],)) for i, j in enumerate(order))) for k in range(40)
+        ]
         ends.append([w for w, _ in Run(fed).train(chains, Bank())[Bank()]])
     assert trained_in_lanes(fed)
     assert max(gap(a, b) for a, b in zip(*ends, strict=True)) < EXACT
@@ -239,4 +241,3 @@ def test_other_widths_and_strides_differ_by_rounding_only() -> None:
     base = run(system, digits(), 8).weights
     for engine in (Engine(replace(LANES, width=7), 3), Engine(replace(LANES, width=2), 1), Engine(LANES, 7)):
         assert gap(run(system, digits(engine), 8).weights, base) < 1e-5
-

@@ -67,7 +67,7 @@ def test_NaN_stays_in_its_lane(optimizer, rules, stride: int) -> None:
         fed = digits(broken=broken, stride=stride)
         recipe = replace(RECIPE, learning_rate=0.01, optimizer=optimizer, rules=rules)
         ends.append((fed, Run(fed).train((chain(fed.initial(), [c], recipe) for c in range(30)), Bank())))
-    (healthy, a), (fed, b) = ends
+    (_, a), (fed, b) = ends
     same = [alike(x, y) for x, y in zip(a[Bank()], b[Bank()], strict=True)]
     assert [c for c in range(30) if not same[c]] == [*BROKEN]
     assert b.receipts.reasons == dict.fromkeys(BROKEN, "not finite")

@@ -88,8 +88,11 @@ def test_every_stored_row_is_a_row_of_today_s_extractor(T: int, missing: tuple[i
             n = int(store["n"])
             assert int(store["block"]) == block
             assert n == (0 if rounds < T - 1 else 6)
-            assert all(bool(((row - s) == x).all() and label == y) for row, label in zip(store["z"][:n], store["y"][:n], strict=True)
-                       for x, y in [(ROWS[int((row - s)[0]) // 4], LABELS[int((row - s)[0]) // 4])])
+            assert all(
+                bool(((row - s) == x).all() and label == y)
+                for row, label in zip(store["z"][:n], store["y"][:n], strict=True)
+                for x, y in [(ROWS[int((row - s)[0]) // 4], LABELS[int((row - s)[0]) // 4])]
+            )
     assert n == 6
 
 

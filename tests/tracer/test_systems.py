@@ -50,7 +50,7 @@ SYSTEMS = {
     "2LS x SCAFFOLD, evolving": Evolve(TwoStage(CLUSTERS, method=SCAFFOLD())),
 }
 # Rounds, and the accuracy that they reach with a margin; a model that nobody trained has about 0.1.
-LEARNS = {name: (20, 0.53) for name in SYSTEMS}
+LEARNS = dict.fromkeys(SYSTEMS, (20, 0.53))
 LEARNS |= {name: (12, 0.63) for name in SYSTEMS if name.startswith(("FedSeq", "HFedMS"))}
 LEARNS |= {"Warmup": (12, 0.7), "Warmup x EWC": (12, 0.7), "Warmup, then FedSeq": (12, 0.55), "split learning": (12, 0.45)}
 LEARNS |= {"2LS": (40, 0.6), "2LS x SCAFFOLD": (40, 0.6), "2LS, evolving": (40, 0.35), "2LS x SCAFFOLD, evolving": (40, 0.5)}

@@ -20,6 +20,7 @@ from fedrelay.simulation.simulation import Simulation
 
 WIDTH = 6
 LANES, LOOP, CUT = Pick("lanes", WIDTH), Pick("loop", 1), Pick("cut", 1)
+THREE = Pick("lanes", 3)
 
 
 @cache
@@ -34,7 +35,8 @@ def digits_data():
 
 SPEED = np.array([1, 0.25, 0.1])[np.random.default_rng(1).integers(0, 3, 30)]
 CLUSTERS = tuple(
-    tuple(tuple(m) for s in sorted(set(SPEED.tolist())) if (m := [c for c in range(30) if c % 3 == v and SPEED[c] == s])) for v in range(3)
+    tuple(tuple(m) for s in sorted(set(SPEED.tolist())) if (m := [c for c in range(30) if c % 3 == v and SPEED[c] == s]))
+    for v in range(3)
 )
 
 
@@ -45,7 +47,15 @@ def network(dtype: torch.dtype = torch.float32) -> Model:
     return Model({n: m.to(dtype) for n, m in layers.items()})
 
 
-def digits(pick: Pick | Engine = LANES, dtype=torch.float32, kind: type[Simulation] = Simulation, broken: Sequence[int] = (), seed: int = 0, stride: int = 3, site: Site | None = None):
+def digits(
+    pick: Pick | Engine = LANES,
+    dtype=torch.float32,
+    kind: type[Simulation] = Simulation,
+    broken: Sequence[int] = (),
+    seed: int = 0,
+    stride: int = 3,
+    site: Site | None = None,
+):
     x, y, _, parts = digits_data()
     xs = [x[p].to(dtype) * (float("nan") if i in broken else 1) for i, p in enumerate(parts)]
     site = site or Site(network(dtype), Examples.of_lists(xs, [y[p] for p in parts]), block=4)
@@ -83,11 +93,17 @@ class Point(nn.Module):
         return self.w + x
 
 
-def quadratic(targets: Sequence[float], sizes: Sequence[int] | None = None, speed: Sequence[float] | None = None, kind: type[Simulation] = Simulation, pick: Pick = Pick("lanes", 3)) -> Simulation:
+def quadratic(
+    targets: Sequence[float],
+    sizes: Sequence[int] | None = None,
+    speed: Sequence[float] | None = None,
+    kind: type[Simulation] = Simulation,
+    pick: Pick = THREE,
+) -> Simulation:
     """Client k has the loss (w - target_k)^2 / 2: one step at rate 1/2 maps w to w/2 + target_k/2."""
     sizes = sizes or [1] * len(targets)
     xs = [torch.zeros(n, 1, dtype=torch.float64) for n in sizes]
-    ys = [torch.full((n, 1), t, dtype=torch.float64) for t, n in zip(targets, sizes)]
+    ys = [torch.full((n, 1), t, dtype=torch.float64) for t, n in zip(targets, sizes, strict=True)]
     pace = np.array(speed or [1.0] * len(targets))
     site = Site(Model({"point": Point()}, squared_error), Examples.of_lists(xs, ys), block=2)
     return kind(site, Engine(pick), clock=lambda clients, examples: examples / pace[clients])

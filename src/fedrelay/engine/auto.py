@@ -55,7 +55,16 @@ def identity(site: Site, kind: Recipe, precision: str) -> str:
     train = site.data.train
     leaves = [[n, list(t.shape), str(t.dtype)] for n, t in site.model.initial().items()]
     name = processor()[0] if train.x.device.type == "cpu" else torch.cuda.get_device_name(train.x.device)
-    parts = [encode(kind, Store()), leaves, list(train.x.shape[1:]), str(train.x.dtype), repr(site.data.transform), precision]
+    layers = [repr(module) for module in site.model.segments.values()]  # a ReLU and a Tanh have no leaves
+    parts = [
+        encode(kind, Store()),
+        layers,
+        leaves,
+        list(train.x.shape[1:]),
+        str(train.x.dtype),
+        repr(site.data.transform),
+        precision,
+    ]
     return json.dumps([*parts, name, torch.get_num_threads(), torch.__version__])
 
 
@@ -156,7 +165,8 @@ def seconds_per_step(site: Site, kind: Recipe, pick: Pick, queue: Sequence[Board
     some = [queue[i % len(queue)] for i in range(max(pick.width, 2))]
 
     def trial() -> float:
-        return _lanes(site, kind, pick, some) if pick.engine == "lanes" else _loop(site, pick, some)
+        with torch.random.fork_rng(devices=[]):  # dropout draws here as well
+            return _lanes(site, kind, pick, some) if pick.engine == "lanes" else _loop(site, pick, some)
 
     trial()  # the first one also pays for what is made once
     best, began = float("inf"), time.perf_counter()

@@ -62,9 +62,12 @@ def alone(site: Site, rule: Rule, b: Boarding, rows: Prepared | None, steps: int
     """One visit as a rule sees it, with its rows if it reads them."""
     x, y = (rows.x, rows.y) if rows else site.data.of(b.client) if reads else (None, None)
     forward = rows.forward if rows else site.model.forward
+    received = b.trip.weights
+    if x is not None and isinstance(received, Slice):
+        received = received.settled()  # bits may depend on where a tensor lies: it lies here as it would on a device
     examples = b.trip.tally.sizes[b.trip.first + b.trip.position]
     return ClientView(
-        received=b.trip.weights,
+        received=received,
         memory=memory_of(rule, b),
         extra=b.trip.chain.extra,
         along=b.trip.along.get(name(rule), {}),
@@ -273,7 +276,7 @@ def _one_by_one(
     ends = []
     for k, (b, p) in enumerate(zip(batch, prepared, strict=True)):
         rule = b.recipe.rules[i]
-        own = {n: t[k] for n, t in params.items()}
+        own = {n: t[k].clone() for n, t in params.items()}
         ends.append(rule.end(own, alone(site, rule, b, p, int(steps[k])), tmap(lambda t, k=k: t[k], context)))
 
     def gather(trees: list[Any]) -> Any:

@@ -110,8 +110,9 @@ class Lanes:
             self.table.index_copy_(1, slots, numbers.T.contiguous())
             if self.opt is None:
                 self.opt = optimizers.start(self.kind.optimizer, self.w, self.width)
-            states = [b.optimizer_state for b in batch]
-            for part, lane in leaves_by_path(self.opt):
+            mine = dict(leaves_by_path(self.opt))  # the state of another optimizer or scope is none
+            states = [s if (s := b.optimizer_state).keys() == mine.keys() else {} for b in batch]
+            for part, lane in mine.items():
                 fresh = lane.new_zeros(lane.shape[1:])
                 put(lane, torch.stack([s.get(part, fresh) for s in states]))
             self._lay_out(free, slots, batch, prepared)

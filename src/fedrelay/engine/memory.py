@@ -121,7 +121,9 @@ class Spill:
         self._end = max(self._end, at + size)
         data = b"".join(t.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"" for t in tensors)
         try:
-            os.pwrite(self._open(), data, at)
+            done = 0
+            while done < size:  # a disk that is nearly full takes a part, and says no the next time
+                done += os.pwrite(self._open(), memoryview(data)[done:], at + done)
         except OSError as e:
             where = self.folder or tempfile.gettempdir()
             raise OSError(
@@ -137,7 +139,9 @@ class Spill:
             dtype = getattr(torch, name)
             n = int(np.prod(shape, dtype=np.int64))
             out.append(
-                torch.frombuffer(data, dtype=dtype, count=n, offset=at).reshape(shape) if n else torch.empty(shape, dtype=dtype)
+                torch.frombuffer(data, dtype=dtype, count=n, offset=at).reshape(shape).clone()  # bits may depend on where it lies
+                if n
+                else torch.empty(shape, dtype=dtype)
             )
             at += n * dtype.itemsize
         return tuple(out)

@@ -89,8 +89,8 @@ TORCH_NAMES = {"velocity": "momentum_buffer", "mean": "exp_avg", "square": "exp_
 
 
 def load(halves: list[torch.optim.Optimizer], params: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Give torch's optimizers a state in our names; an empty one leaves them fresh."""
-    if not state:
+    """Give torch's optimizers a state in our names. An empty one, or another optimizer's or scope's, leaves them fresh."""
+    if not state or state.keys() != dump(halves, params).keys():
         return
     for half in halves:
         mine = {id(p) for group in half.param_groups for p in group["params"]}

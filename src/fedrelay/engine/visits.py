@@ -72,7 +72,7 @@ class Site:
 
     def traffic(self, recipe: Recipe, scope: tuple[str, ...], chain: Chain, along: Any, o: Outcome) -> tuple[int, ...]:
         """What a visit sends; visits that look the same from outside send the same."""
-        what = (recipe, shape(chain.extra), shape(along), shape(o.up), shape(o.along), o.reason is None)
+        what = (recipe, len(chain.start), shape(chain.extra), shape(along), shape(o.up), shape(o.along), o.reason is None)
         if what not in self._traffic:
             self._traffic[what] = traffic(recipe, scope, chain, along, o)
         return self._traffic[what]

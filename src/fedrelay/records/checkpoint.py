@@ -149,7 +149,8 @@ class Checkpoints(Store):
             except (OSError, SafetensorError) as e:
                 raise ValueError(f"{path} cannot be read: {self._file(segment).name} is damaged or gone ({e})") from None
             self._sizes[segment] = len(tensors)
-            self._tensors.update({f"{segment}/{k}": t for k, t in tensors.items() if f"{segment}/{k}" in wanted})
+            # cloned: bits may depend on where a tensor lies, and in a segment it lies anywhere
+            self._tensors.update({f"{segment}/{k}": t.clone() for k, t in tensors.items() if f"{segment}/{k}" in wanted})
         self._data[name] = data["state"]
         made = decode(data["state"], self)
         self._alive = {id(t): (weakref.ref(t), t._version, n) for n, t in self._tensors.items()}

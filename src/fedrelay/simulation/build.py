@@ -125,7 +125,7 @@ def fitted(model: Any, dataset: Dataset) -> Any:
     row = dataset.x.shape[1:]
     if model is None:
         return MLP(inputs=int(np.prod(row)), hidden=(32,), classes=dataset.classes)
-    if not hasattr(model, "segments") or isinstance(model, Model):
+    if not hasattr(model, "segments") or isinstance(model, Model | type):
         return model
     fits = {"image": tuple(row), "inputs": int(np.prod(row)), "classes": dataset.classes}
     own = {f: v for f, v in fits.items() if getattr(model, f, v) == getattr(type(model)(), f, v) != v}

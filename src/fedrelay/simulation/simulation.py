@@ -119,6 +119,8 @@ class Simulation:
         return Flight(self._flown - 1)
 
     def land(self, any_of: Sequence[Flight], also: Sequence[Flight] = ()) -> list[Landing]:
+        if not any_of:
+            raise ValueError("there is no flight to wait for")
         if unknown := [f.id for f in (*any_of, *also) if f.id not in self._air]:
             raise ValueError(f"flight {unknown[0]} is not in the air")
         self._train([i for i, a in self._air.items() if a.work is None])  # whatever is untrained trains together
@@ -129,6 +131,8 @@ class Simulation:
     def ask(self, clients: Sequence[int], question: Question[T], weights: Weights | None = None) -> Mapping[int, T]:
         if unknown := [c for c in clients if not 0 <= c < len(self.sizes)]:
             raise ValueError(f"client {unknown[0]} does not exist: there are clients 0 ... {len(self.sizes) - 1}")
+        if question.part not in (parts := self.site.data.parts):
+            raise ValueError(f"clients have no {question.part!r} part: they have {', '.join(parts)}")
         willing = [c for c in map(int, clients) if not self.refuses(c, question)]
         self.ledger.disclose(question.discloses, willing)
         model = self.site.model
@@ -242,7 +246,8 @@ class Simulation:
             what = "weights" if scope is None else f"weights of {', '.join(scope)}"
             clients = [v.client for c in a.plan.chains for v in c.visits if v.recipes[0].scope == scope]
             ok = set(work.receipts.client[work.receipts.ok].tolist())
-            self.ledger.disclose(what, [c for c in clients if c in ok and c != EVERYBODY])
+            if gave := [c for c in clients if c in ok and c != EVERYBODY]:
+                self.ledger.disclose(what, gave)
 
     def _train(self, flights: Sequence[int]) -> None:
         tallies = {i: self._tally(self._air[i]) for i in flights}
