@@ -307,7 +307,7 @@ def kept(fed: Simulation) -> list[torch.Tensor]:
 
 
 @given(cases())
-@profile(60)
+@profile(50)
 def test_double_precision(case: Case) -> None:
     """Weights, uploads, memories, losses, steps: everything, at any setting."""
     (a, lanes), (b, loop) = train(case, Pick("lanes", case.width), torch.float64), train(case, LOOP, torch.float64)
@@ -325,7 +325,7 @@ def test_double_precision(case: Case) -> None:
 
 
 @given(cases(stable=True))
-@profile(45)
+@profile(40)
 def test_single_precision_at_stable_settings(case: Case) -> None:
     """Plain SGD or some momentum at small rates."""
     (a, _), (b, _) = train(case, Pick("lanes", case.width), torch.float32), train(case, LOOP, torch.float32)
@@ -335,7 +335,7 @@ def test_single_precision_at_stable_settings(case: Case) -> None:
 
 
 @given(cases())
-@profile(45)
+@profile(40)
 def test_single_precision_at_any_setting(case: Case) -> None:
     """Rates, momenta and Adam with which the loop engine's own last bit may grow."""
     (a, _), (b, _) = train(case, Pick("lanes", case.width), torch.float32), train(case, LOOP, torch.float32)
@@ -348,7 +348,7 @@ def test_single_precision_at_any_setting(case: Case) -> None:
 
 
 @given(cases(), st.integers(2, 7), st.sampled_from([1, 3, 7]))
-@profile(25)
+@profile(20)
 def test_neither_stride_nor_neighbours_change_a_bit_of_a_chain(case: Case, width: int, stride: int) -> None:
     """At one width: a chain beside others, in other slots and with lanes that idle, ends with the bits it has alone."""
     pick = Pick("lanes", width)
