@@ -113,8 +113,8 @@ class Facing(Plain):
         return base.adding(Faces()), {}
 
 
-STRAIGHT = "SCAFFOLD reads gradients off the path of plain SGD at a constant rate: use SGD() without momentum or schedule"
-PULLED = "SCAFFOLD's option 2 would take {}'s pull for a gradient of the data: use SCAFFOLD(option=1)"
+STRAIGHT = "SCAFFOLD reads gradients off the path of plain SGD at a constant rate: no momentum, no schedule"
+PULLED = "SCAFFOLD would take {}'s pull for a gradient of the data: use option=1"
 SERVED = "{} has a server half of its own, which IDA would replace: use a client rule such as FedProx in it"
 TWICE = "two {0} rules in one recipe would share their memory and their numbers: keep one of them"
 SHARED = "Dynamic.alpha cannot evolve: the server's half of Dynamic needs one value for everybody"

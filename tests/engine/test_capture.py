@@ -16,7 +16,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from fedrelay.engine import optimizers
 from fedrelay.engine.boundary import name
-from fedrelay.engine.steps import Step
+from fedrelay.engine.steps import Step, before_capture
 from fedrelay.engine.visits import Site
 from fedrelay.methods import SCAFFOLD, FedDyn, FedProx, Plain
 from fedrelay.models import Model
@@ -128,6 +128,7 @@ def check(model: Model, recipe: Recipe, written_out: bool) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     torch._dynamo.reset()
     try:
+        before_capture()
         captured = torch.compile(step.__call__, fullgraph=True, backend=counter)
         with torch._dynamo.config.patch(trace_autograd_ops=True, error_on_recompile=True):
             for seed in range(3):

@@ -385,6 +385,7 @@ def test_a_captured_step_keeps_the_operators_and_is_captured_once(precision):
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
     torch._dynamo.reset()
+    steps.before_capture()
     captured = torch.compile(step.__call__, fullgraph=True, backend=backend)
     with torch._dynamo.config.patch(trace_autograd_ops=True, error_on_recompile=True):
         for seed in (0, 1):

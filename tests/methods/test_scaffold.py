@@ -81,8 +81,8 @@ def test_variates_count_steps_not_epochs():
     assert (number(w), variates(fed)) == (1.875, {0: -0.9375})
 
 
-PATH = "SCAFFOLD reads gradients off the path of plain SGD at a constant rate: use SGD() without momentum or schedule"
-PULL = "SCAFFOLD's option 2 would take {}'s pull for a gradient of the data: use SCAFFOLD(option=1)"
+PATH = "SCAFFOLD reads gradients off the path of plain SGD at a constant rate: no momentum, no schedule"
+PULL = "SCAFFOLD would take {}'s pull for a gradient of the data: use option=1"
 RATE = "SCAFFOLD divides by the learning rate: it must be positive"
 
 

@@ -15,15 +15,25 @@ from torch.func import vmap
 
 from fedrelay.engine import linear, optimizers
 from fedrelay.engine.boundary import enters, name
-from fedrelay.engine.operators import lane_operators
 from fedrelay.engine.visits import Site
 from fedrelay.models.model import Model
 from fedrelay.seam.recipe import SGD, Constant, Recipe, rebind
 
 Leaves = Mapping[str, Tensor]
 Gradients = tuple[dict[str, Tensor], Tensor]
-# Which modules a thread is lent is asked of Python's threads, which no capture can look into; the graph holds none of them.
-torch.compiler.assume_constant_result(Model._modules)
+
+
+def lane_operators() -> Any:
+    """The lane operators, loaded when lanes first need them: registering operators brings half of torch's compiler along."""
+    from fedrelay.engine.operators import lane_operators
+
+    return lane_operators()
+
+
+def before_capture() -> None:
+    """Call this before a step is compiled. Which modules a thread is lent is asked of Python's threads, which no capture can
+    look into; the graph holds none of them."""
+    torch.compiler.assume_constant_result(Model._modules)
 
 
 class Step:

@@ -7,8 +7,7 @@ Clients correct every step by the drift between the server's control variate c a
     c_i+ <- c_i - c + (x - y) / (K rate)                  (option II)  line 12
     x <- mean of y,   c <- c + (1/N) sum over the cohort of (c_i+ - c_i)   lines 16-17
 
-K counts *steps*. Option II reads the average gradient off the path (x - y), so it assumes plain SGD at a constant rate.
-"""
+K counts *steps*. Option II reads the average gradient off the path x - y, so it assumes plain SGD at a constant rate."""
 
 from __future__ import annotations
 
@@ -48,15 +47,11 @@ class ControlVariate(Rule):
         return End(params, memory=plus(see.memory, change), up={"change": change})
 
     def check(self, recipe: Recipe) -> None:
-        o = recipe.optimizer
+        o, others = recipe.optimizer, [r for r in recipe.rules if r is not self and (r.has("penalty") or r.has("loss"))]
         if not isinstance(o, SGD) or o.momentum or not isinstance(recipe.schedule, Constant):
-            raise ValueError(
-                "SCAFFOLD reads gradients off the path of plain SGD at a constant rate: use SGD() without momentum or schedule"
-            )
-        if pulls := [type(r).__name__ for r in recipe.rules if r is not self and (r.has("penalty") or r.has("loss"))]:
-            raise ValueError(
-                f"SCAFFOLD's option 2 would take {pulls[0]}'s pull for a gradient of the data: use SCAFFOLD(option=1)"
-            )
+            raise ValueError("SCAFFOLD reads gradients off the path of plain SGD at a constant rate: no momentum, no schedule")
+        if others:
+            raise ValueError(f"SCAFFOLD would take {type(others[0]).__name__}'s pull for a gradient of the data: use option=1")
         if not recipe.learning_rate > 0:
             raise ValueError("SCAFFOLD divides by the learning rate: it must be positive")
 
