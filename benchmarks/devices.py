@@ -17,8 +17,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from plain import Alone, GradientLoop, How, SGDLoop, Task
-from workloads import W2
 
 from fedrelay.algorithms import FedAvg, Uniform
 from fedrelay.data import Dataset, DirichletPartitioner, Partition, digits
@@ -28,6 +26,8 @@ from fedrelay.models import MLP
 from fedrelay.seam.federation import Run
 from fedrelay.seam.recipe import Recipe
 from fedrelay.simulation.build import simulate
+from plain import Alone, GradientLoop, How, SGDLoop, Task
+from workloads import W2
 
 WITHIN, ROUNDS, TIMED = 1e-5, 3, 10
 

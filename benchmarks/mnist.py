@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from product import Watched
 from torch import Tensor
 
 from fedrelay.algorithms import FedAvg, Uniform
@@ -29,6 +28,7 @@ from fedrelay.models.mlp import MLP
 from fedrelay.seam.federation import Run
 from fedrelay.seam.recipe import Recipe
 from fedrelay.simulation.build import simulate
+from product import Watched
 
 PLAIN = Path(__file__).parents[1] / "tests" / "benchmarks" / "plain_fedavg.py"
 CLIENTS, COHORT, ALPHA, BATCH, RATE, ROUNDS, SEEDS = 100, 10, 0.1, 64, 0.05, 60, 3

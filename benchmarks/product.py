@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from workloads import Workload
 
 from fedrelay.algorithms import FedAvg, Uniform
 from fedrelay.engine.batches import batches
@@ -19,6 +18,7 @@ from fedrelay.seam.plan import Plan
 from fedrelay.seam.recipe import Recipe
 from fedrelay.simulation.build import simulate
 from fedrelay.simulation.simulation import Simulation
+from workloads import Workload
 
 PICKS: dict[str, Pick | None] = {
     "auto": None,

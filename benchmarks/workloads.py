@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from plain import Task
 from torch import nn
 
 from fedrelay.data import Dataset, Partition
 from fedrelay.models import MLP, LeNet5, Network
+from plain import Task
 
 Array = np.ndarray[Any, Any]
 

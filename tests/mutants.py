@@ -39,6 +39,7 @@ def m(*fields: str) -> Mutant:
     return Mutant(*fields)
 
 
+# fmt: off
 MUTANTS = [
     # --- the seam
     m("places forget their number", "seam/places.py", "self.purpose, self.number, *more", "self.purpose, *more", "tests/seam/test_places.py"),
@@ -122,6 +123,7 @@ MUTANTS = [
     m("a checkpoint is written in place", "records/checkpoint.py", "            new.replace(path)\n", "            path.write_bytes(data[: len(data) // 2])\n", "tests/records"),
     m("a resumed run starts again", "records/driver.py", "range(len(record.rounds) + 1, rounds + 1)", "range(1, rounds + 1)", "tests/records"),
 ]
+# fmt: on
 
 
 def applies(mutant: Mutant) -> bool:

@@ -24,7 +24,6 @@ MAY_IMPORT = {
     "methods": "seam",
     "algorithms": "seam methods parts",
     "data": "seam",
-    
     "models": "seam",
     "engine": "seam methods data models",
     "simulation": "seam data models engine",

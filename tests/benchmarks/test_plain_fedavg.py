@@ -68,8 +68,9 @@ def test_another_order_is_noticed():
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_both_plain_loops_train_the_same_model(channels_last):
     """Two clients of 7 and 3 examples, batches of 4, two epochs: the same draws lead both loops to the same sum."""
-    from plain import GradientLoop, SGDLoop, Task
     from torch import nn
+
+    from plain import GradientLoop, SGDLoop, Task
 
     def network():
         segments = LeNet5(classes=3).segments().values()

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tracer.world import quadratic
 
 import fedrelay as fr
 from fedrelay.testing import HostileFederation, alike, check_algorithm
 from fedrelay.testing.contract import Ring
 from fedrelay.testing.hostile import apart as gap
 from fedrelay.testing.world import LANES, LOOP, world
+from tracer.world import quadratic
 
 MOMENTUM = fr.Recipe(0.05, 8, epochs=2, optimizer=fr.SGD(momentum=0.9))
 ADAM = fr.Recipe(0.01, 8, epochs=2, optimizer=fr.Adam())
