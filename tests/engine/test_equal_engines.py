@@ -7,6 +7,7 @@ amplifies the last bit, ten times what moving every start weight to its neighbou
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -142,7 +143,7 @@ class ByHand(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.tanh(self.a(x.flatten(1)))
-        return h + torch.sigmoid(self.b(torch.tanh(self.b(h))))
+        return h + torch.tanh(self.b(torch.tanh(self.b(h))))
 
 
 def network(name: str, dtype: torch.dtype) -> Model:
@@ -404,6 +405,28 @@ def test_a_module_is_trained_as_it_computes(name: str, optimizer: SGD) -> None:
     gap, fed = both(Model(sharing()[name].double()), Recipe(0.3, 4, epochs=3, optimizer=optimizer))
     assert gap < 1e-10
     assert not any(fed.engine._cannot.values())
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", sharing())
+@pytest.mark.parametrize("pick", [LOOP, Pick("lanes", 2)], ids=["loop", "lanes"])
+def test_a_visit_is_what_torch_itself_makes_of_the_module(name: str, pick: Pick) -> None:
+    """Three steps over all rows, against the module's own parameters under torch's optimizer; the module is left as it was."""
+    module = sharing()[name].double()
+    g = torch.Generator().manual_seed(5)
+    x, y = torch.randn(7, FEATURES, generator=g, dtype=torch.float64), torch.randint(CLASSES, (7,), generator=g)
+    itself = deepcopy(module)
+    optimizer = torch.optim.SGD(itself.parameters(), lr=0.3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(itself(x), y).backward()
+        optimizer.step()
+    model = Model(module)
+    before = model.initial()
+    fed = Simulation(Site(model, Examples.of_lists([x], [y])), Engine(pick))
+    got = Run(fed).train([Chain(fed.initial(), (Visit(0, (Recipe(0.3, 7, steps=3),)),))], Mean())[Mean()]
+    assert max(apart(got, {n: t for n, t in Model(itself).initial().items() if n in got}).values()) < 1e-10
+    assert all(torch.equal(t, before[n]) for n, t in model.initial().items())
 
 
 def test_a_rule_of_a_chain_that_has_just_begun_beside_one_that_has_not() -> None:

@@ -79,6 +79,24 @@ def test_fused_is_a_step_of_plain_descent(name: str) -> None:
         assert not torch.equal(new[n][1], t[1])
 
 
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
+def test_bits_do_not_depend_on_the_lane(name: str, dtype: torch.dtype) -> None:
+    """Seven equal lanes of odd sizes have equal gradients, bit for bit; so have they after steps in place."""
+    model, w, x, y, _ = case(name, dtype)
+    w, x, y = (
+        {n: t[:1].repeat(7, *[1] * (t.ndim - 1)) for n, t in w.items()},
+        x[:1].repeat(7, *[1] * (x.ndim - 1)),
+        y[:1].repeat(7, 1),
+    )
+    mask, scale = torch.arange(ROWS).expand(7, ROWS) < 3, torch.full((7,), 0.3, dtype=dtype)
+    read = linear.read(model, None)
+    for _ in range(20):
+        grads, losses = linear.LinearStep(read, fused=False)(w, x, y, mask, scale)
+        linear.LinearStep(read, fused=True)(w, x, y, mask, scale)
+        assert all(torch.equal(t, t[:1].expand_as(t)) for t in (*grads.values(), losses, *w.values()))
+
+
 def test_large_outputs_do_not_overflow() -> None:
     """Logits of a thousand: exp would overflow without the maximum taken off first."""
     model, w, x, y, mask = case("logistic", torch.float32)

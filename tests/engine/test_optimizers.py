@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedrelay.engine import optimizers
-from fedrelay.seam.recipe import SGD, Adam, AdamW, Recipe
+from fedrelay.seam.recipe import SGD, Adam, AdamW, Cosine, Exponential, Recipe, numeric
 
 LANES, STEPS = 4, 12
 SHAPES = {"a.weight": (3, 2), "a.bias": (3,), "point": ()}
@@ -124,3 +124,30 @@ def test_a_state_goes_on_where_it_was(name: str) -> None:
     optimizers.load([other], second, {"velocity/elsewhere": torch.ones(3)})  # nobody's, so it changes nothing
     go(second, other, grads[3:])
     assert all(torch.equal(whole[n], p) for n, p in second.items())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
+def test_bits_do_not_depend_on_the_lane(name: str, dtype: torch.dtype) -> None:
+    """Fifty equal lanes stay equal bit for bit: a processor's vectors take the first 48, and the last two are a rest."""
+    g = torch.Generator().manual_seed(0)
+    recipe = replace(Recipe(0.05), optimizer=OPTIMIZERS[name])
+    numbers = {p: torch.full((50,), float(v), dtype=dtype) for p, v in recipe.numbers.items()}
+    w = {n: torch.ones(50, *s, dtype=dtype) for n, s in SHAPES.items()}
+    state, bound = optimizers.start(recipe.kind.optimizer, w, 50), optimizers.bound(recipe.kind, numbers)
+    for _ in range(60):
+        grads = {n: torch.randn(s, generator=g, dtype=dtype).expand(50, *s).clone() for n, s in SHAPES.items()}
+        optimizers.step(bound, w, grads, state, numbers["learning_rate"], torch.ones(50, dtype=torch.bool))
+    assert all(torch.equal(t, t[:1].expand_as(t)) for t in w.values())
+
+
+@pytest.mark.parametrize("schedule", [Cosine(0.1), Exponential(0.9), Exponential(0.0)], ids=["cosine", "exponential", "at once"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
+def test_a_schedule_in_lanes_is_the_loop_s(schedule: Cosine | Exponential, dtype: torch.dtype) -> None:
+    """The same factor for plain numbers and for fifty lanes, all of which have the same bits."""
+    [field] = numeric(type(schedule))
+    lanes = replace(schedule, **{field: torch.full((50,), getattr(schedule, field), dtype=dtype)})
+    for step in range(0, 400, 7):
+        made = lanes.factor(*(torch.full((50,), float(n), dtype=dtype) for n in (step, 400)))
+        assert torch.equal(made, made[:1].expand(50))
+        assert float(made[0]) == pytest.approx(schedule.factor(float(step), 400.0), rel=1e-5, abs=1e-7)

@@ -60,7 +60,9 @@ def test_statistics_that_stay_local_stay_on_their_client():
     record = FedAvg(Everyone(), Recipe(batch_size=32)).fit(fed, 2)
     assert not record.weights["model.0.running_mean"].any()
     assert record.weights["model.0.running_var"].eq(1).all()
-    for client, kept in fed.memories.clients().items():
+    kept_by = fed.memories.clients()
+    assert [*kept_by] == [0, 1]
+    for client, kept in kept_by.items():
         expected = (0.9 * 0.1 + 0.1) * BLOBS.x[list(dealt[client])].mean(0)
         assert np.allclose(kept["buffers"]["model.0.running_mean"], expected, atol=1e-6)
 

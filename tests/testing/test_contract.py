@@ -160,6 +160,11 @@ ALGORITHMS = [
         "CountsThePlanned: lost visits move the model though nobody trained: do not count them",
     ),
     (
+        broken.CountsFailedSteps(),
+        "dropouts_survive",
+        "CountsFailedSteps: a client that trained and failed leaves more than one that was lost",
+    ),
+    (
         broken.NeedsSomebody(),
         "dropouts_survive",
         r"NeedsSomebody breaks in `dropouts_survive`: tuple index out of range \(IndexError\)",

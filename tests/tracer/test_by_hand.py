@@ -207,6 +207,18 @@ def test_alternatives_are_judged_on_what_was_held_out(pick) -> None:
     assert float(got[Mean("count", at="visits")]["point.w"]) == exactly((1 + 0.5 + 0.2) / 3)
 
 
+@pytest.mark.parametrize("pick", [LANES, LOOP])
+def test_a_client_that_holds_nothing_out_is_judged_on_what_it_trains_on(pick) -> None:
+    """Others hold something out, this one has too little: towards 2, rate 1 is best and its loss is 0."""
+    xs, ys = [torch.zeros(1, 1, dtype=torch.float64)] * 2, [torch.full((1, 1), 2.0, dtype=torch.float64)] * 2
+    data = Examples.of_lists(xs, ys, [(xs[0][:0], ys[0][:0]), (xs[1], ys[1])])
+    fed = Simulation(Site(Model({"point": Point()}, squared_error), data), Engine(pick))
+    tries = tuple(Recipe(learning_rate=rate, batch_size=8) for rate in (0.1, 1.0, 0.5))
+    got = Run(fed).train([Chain(fed.initial(), (Visit(0, tries),))], Mean())
+    assert got.receipts.ok.all()
+    assert [(r.numbers["learning_rate"], r.loss) for r in got.receipts] == [(1.0, 0.0)]
+
+
 def test_a_state_says_what_it_carries() -> None:
     """The slots of FedSeqInter between merges: one model and one count of examples per slot."""
     seq = SeqInOrder(recipe=HALF, method=Plain("count"), groups=((0,), (1,)), draws=((0, 1), (1, 0)))

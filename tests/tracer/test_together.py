@@ -14,7 +14,7 @@ from fedrelay.methods import SCAFFOLD
 from fedrelay.testing.hostile import HostileFederation, alike
 
 from .systems import RECIPE, Evolve, FedSeq, HFedMS, TwoStage
-from .world import CLUSTERS, LANES, digits, run
+from .world import CLUSTERS, LANES, LOOP, digits, run
 
 SYSTEMS = [
     FedSeq(method=SCAFFOLD()),
@@ -143,3 +143,31 @@ def test_nobody_trains_before_all_are_here() -> None:
         t.join(10)
     assert [sorted(b) for b in batches] == [[0, 1]]
     assert together.turns == 1
+
+
+class Recorded(Engine):
+    """An engine that decides as it goes, as a measuring picker does."""
+
+    def __init__(self) -> None:
+        super().__init__(LANES)
+        self.known, self.told = {}, None
+
+    def picks(self):
+        return self.known
+
+    def use(self, picks, told=None) -> None:
+        self.known |= picks
+        self.told = told
+
+
+def test_every_run_is_told_what_was_decided_for_all() -> None:
+    engine, heard = Recorded(), []
+    together = Together(engine, 3)
+    together.use({"a": LANES}, lambda picks: heard.append((0, picks)))
+    together.use({}, lambda picks: heard.append((1, picks)))
+    together.use({"a": LANES, "b": LOOP})
+    engine.told({"c": LOOP})
+    assert heard == [(0, {"c": LOOP}), (1, {"c": LOOP})]
+    assert together.picks() == {"a": LANES, "b": LOOP}
+    with pytest.raises(ValueError, match="on record with another engine"):
+        together.use({"a": LOOP})

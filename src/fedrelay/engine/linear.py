@@ -55,7 +55,9 @@ def read(model: Model, enters: str | None) -> list[Layer] | None:
 
 
 def _activate(z: Tensor, activation: str | None) -> Tensor:
-    return z.relu_() if activation == "relu" else z.tanh_() if activation == "tanh" else z.sigmoid_() if activation else z
+    if activation == "sigmoid":  # by way of tanh, whose bits do not depend on the lane: torch rounds its last few otherwise
+        return z.mul_(0.5).tanh_().add_(1).mul_(0.5)
+    return z.relu_() if activation == "relu" else z.tanh_() if activation == "tanh" else z
 
 
 def _through(d: Tensor, a: Tensor, activation: str | None) -> Tensor:

@@ -62,7 +62,7 @@ def _adam(o: Adam | AdamW, w: Stacked, g: Mapping[str, Tensor], s: dict[str, Sta
     count = s["count"][""]
     count.add_(active.to(count.dtype))
     t = count.clamp(min=1)
-    first, second = 1 - o.beta1**t, (1 - o.beta2**t).sqrt()
+    first, second = _corrected(o.beta1, t), _corrected(o.beta2, t).sqrt()
     for n, p in w.items():
         on, d = beside(active, p), g[n]
         m, v = s["mean"][n], s["square"][n]
@@ -74,6 +74,11 @@ def _adam(o: Adam | AdamW, w: Stacked, g: Mapping[str, Tensor], s: dict[str, Sta
         if isinstance(o, AdamW):
             change = change + beside(rate, p) * beside(o.decay, p) * p
         p.sub_(torch.where(on, change, torch.zeros_like(p)))
+
+
+def _corrected(beta: Any, t: Tensor) -> Tensor:
+    """1 - beta^t. (Not by a power: its bits depend on where in the tensor, that is in which lane, a number lies.)"""
+    return -torch.expm1(t * torch.as_tensor(beta, dtype=t.dtype, device=t.device).log())
 
 
 def plain(recipe: Recipe, params: list[Tensor]) -> torch.optim.Optimizer:

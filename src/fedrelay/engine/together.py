@@ -7,18 +7,22 @@ Chains meet in one set of lanes where the runs share a site (the same model and 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from fedrelay.engine.engine import Pick
 from fedrelay.engine.visits import Tally
 
 T = TypeVar("T")
+Told = Callable[[Mapping[str, Pick]], None]
 
 
 class Trainer(Protocol):
-    """Whoever trains flights to their end."""
+    """Whoever trains flights to their end: an engine."""
 
     def run(self, tallies: Sequence[Tally]) -> None: ...
+    def picks(self) -> Mapping[str, Pick]: ...
+    def use(self, picks: Mapping[str, Pick], told: Told | None = None) -> None: ...
 
 
 class Together:
@@ -35,7 +39,25 @@ class Together:
         self._going = runs
         self._brought: list[Sequence[Tally]] = []
         self._failed: BaseException | None = None
+        self._told: list[Told] = []
         self._meeting = threading.Condition()
+
+    def picks(self) -> Mapping[str, Pick]:
+        """What a measuring picker has decided, for all runs."""
+        return self.trainer.picks()
+
+    def use(self, picks: Mapping[str, Pick], told: Told | None = None) -> None:
+        """Decide as this run has it on record, and tell every run of every new decision."""
+        with self._meeting:
+            if differing := [p for key, p in self.trainer.picks().items() if picks.get(key, p) != p]:
+                raise ValueError(f"one of these runs is on record with another engine than {differing[0]}: they cannot share one")
+            if told is not None:
+                self._told.append(told)
+            self.trainer.use(picks, self._tell)
+
+    def _tell(self, picks: Mapping[str, Pick]) -> None:
+        for told in self._told:
+            told(picks)
 
     def run(self, tallies: Sequence[Tally]) -> None:
         """Bring flights, and come back when they are trained."""

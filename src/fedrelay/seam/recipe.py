@@ -76,7 +76,9 @@ class Exponential:
     gamma: float = 0.99
 
     def factor(self, step: Any, steps: Any) -> Any:
-        return self.gamma**step
+        if isinstance(self.gamma, float | int):
+            return self.gamma**step
+        return (step * self.gamma.clamp(min=1e-30).log()).exp()  # a power's bits depend on where in the tensor a lane lies
 
 
 Optimizer = SGD | Adam | AdamW

@@ -278,4 +278,4 @@ def _examples(recipe: Recipe, size: int) -> float:
     if not recipe.steps:
         return recipe.epochs * size
     epochs, steps = divmod(int(recipe.steps), max(1, -(-size // int(recipe.batch_size))))
-    return epochs * size + min(steps * recipe.batch_size, size)
+    return epochs * size + steps * recipe.batch_size
