@@ -456,6 +456,41 @@ def test_a_client_without_examples_hands_on_what_it_received() -> None:
     assert max(apart(ends[1][Mean()], a).values()) < 1e-6  # nobody counts for nothing
 
 
+@pytest.mark.parametrize("rules", [(), (Dynamic(),), (RememberedEnds(), PulledBack())], ids=["", "FedDyn", "two rules"])
+def test_lanes_that_all_end_at_once(rules: tuple[Rule, ...]) -> None:
+    """Four lanes of equal work, three times over: nobody waits for a neighbour. Weights, memories and losses."""
+    ends, g = [], torch.Generator().manual_seed(5)
+    xs = [torch.randn(5, FEATURES, generator=g, dtype=torch.float64) for _ in range(12)]
+    ys = [torch.randint(CLASSES, (5,), generator=g) for _ in xs]
+    for pick in (LOOP, Pick("lanes", 4)):
+        fed = Simulation(Site(network("linear", torch.float64), Examples.of_lists(xs, ys)), Engine(pick))
+        chains = [Chain(fed.initial(), (Visit(c, (Recipe(0.1 + c / 50, 2, epochs=2, rules=rules),)),)) for c in range(12)]
+        ends.append((Run(fed).train(chains, Bank()), fed))
+    (a, loop), (b, lanes) = ends
+    assert max(max(apart(x, y).values()) for (x, _), (y, _) in zip(b[Bank()], a[Bank()], strict=True)) < 1e-10
+    assert b.receipts.loss == pytest.approx(a.receipts.loss, rel=1e-12)
+    assert all(torch.allclose(m, n, rtol=1e-10, atol=1e-12) for m, n in zip(kept(lanes), kept(loop), strict=True))
+
+
+@pytest.mark.parametrize("state", ["travels", "stays"])
+@pytest.mark.parametrize("optimizer", [SGD(0.9), Adam()], ids=["momentum", "Adam"])
+def test_an_optimizer_s_state_of_another_scope_is_none(optimizer: SGD | Adam, state: str) -> None:
+    """Everything trains, then the head alone, then everything, and once more: only the last visit goes on where one was."""
+    g = torch.Generator().manual_seed(5)
+    x, y = torch.randn(5, FEATURES, generator=g, dtype=torch.float64), torch.randint(CLASSES, (5,), generator=g)
+
+    def after(pick: Pick, *states: str) -> Mapping[str, torch.Tensor]:
+        fed = Simulation(Site(network("linear", torch.float64), Examples.of_lists([x], [y])), Engine(pick))
+        recipe, scopes = Recipe(0.05, 3, optimizer=optimizer), (None, ("head",), None, None)
+        some = [replace(recipe, scope=scope, optimizer_state=s) for scope, s in zip(scopes, states, strict=False)]
+        return Run(fed).train([Chain(fed.initial(), tuple(Visit(0, (r,)) for r in some))], Bank())[Bank()][0][0]
+
+    lanes, loop = (after(pick, *[state] * 4) for pick in (Pick("lanes", 2), LOOP))
+    assert max(apart(lanes, loop).values()) < 1e-10
+    assert max(apart(loop, after(LOOP, state, state, state, "fresh")).values()) > 1e-4
+    assert max(apart(after(LOOP, *[state] * 3), after(LOOP, *["fresh"] * 3)).values()) == 0  # until then nothing fitted
+
+
 class Noise:
     """An augmentation: every row is scaled by a number that its key draws."""
 

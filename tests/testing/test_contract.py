@@ -75,7 +75,7 @@ class Tournament(Algorithm[Standings]):
 
 
 @value
-class Leash(Rule):
+class Tether(Rule):
     """Pulls towards the mean of the models that this client has ended with."""
 
     pull: float = 0.1
@@ -95,13 +95,13 @@ class Leash(Rule):
 
 
 @value
-class OnALeash(Plain):
-    """Plain, with the leash."""
+class Tethered(Plain):
+    """Plain, with the tether."""
 
     pull: float = 0.1
 
     def visit(self, m, base):
-        return base.adding(Leash(self.pull)), {}
+        return base.adding(Tether(self.pull)), {}
 
 
 @pytest.mark.parametrize("name", contract(Tournament()))
@@ -109,13 +109,13 @@ def test_a_strangers_algorithm_passes(name):
     contract(Tournament())[name]()
 
 
-@pytest.mark.parametrize("name", contract(OnALeash()))
+@pytest.mark.parametrize("name", contract(Tethered()))
 def test_a_strangers_method_passes(name):
-    contract(OnALeash())[name]()
+    contract(Tethered())[name]()
 
 
 def test_the_two_compose():
-    check_algorithm(Tournament(method=OnALeash()))
+    check_algorithm(Tournament(method=Tethered()))
 
 
 ALGORITHMS = [

@@ -16,9 +16,10 @@ from fedrelay.methods import FedDyn, Plain
 from fedrelay.models import Model
 from fedrelay.models.model import squared_error
 from fedrelay.seam.federation import Run
-from fedrelay.seam.folds import Mean
+from fedrelay.seam.folds import Bank, Mean
 from fedrelay.seam.plan import Chain, Visit
 from fedrelay.seam.recipe import Recipe
+from fedrelay.seam.rules import End, Rule
 from fedrelay.seam.values import value
 from fedrelay.simulation.simulation import Simulation
 from fedrelay.testing.hostile import HostileFederation
@@ -217,6 +218,30 @@ def test_a_client_that_holds_nothing_out_is_judged_on_what_it_trains_on(pick) ->
     got = Run(fed).train([Chain(fed.initial(), (Visit(0, tries),))], Mean())
     assert got.receipts.ok.all()
     assert [(r.numbers["learning_rate"], r.loss) for r in got.receipts] == [(1.0, 0.0)]
+
+
+@value
+class Told(Rule):
+    """Hands on what it is told of its visit, digit by digit."""
+
+    def begin(self, see):
+        return {"seen": 1000 * see.examples + see.rate + 0 * see.received["point.w"]}
+
+    def end(self, params, see, context):
+        told = context["seen"] + 1e6 * see.handed + 100 * see.steps + 10 * see.examples
+        return End({"point.w": told + 0 * params["point.w"]})
+
+
+@pytest.mark.parametrize("pick", [LANES, LOOP])
+def test_what_a_rule_is_told_of_its_visit(pick) -> None:
+    """Examples 3 and 5; steps 2 ceil(3/2) = 4 and 3 ceil(5/2) = 9; rates 1/4 and 1/2; hand-overs before 0 and, one failed, 1."""
+    fed = quadratic([2, float("nan"), 4], [3, 4, 5], pick=pick)
+    recipes = [Recipe(rate, 2, epochs=epochs, rows=8, rules=(Told(),)) for rate, epochs in ((0.25, 2), (0.25, 2), (0.5, 3))]
+    visits = tuple(Visit(c, (r,)) for c, r in enumerate(recipes))
+    got = Run(fed).train([Chain(fed.initial(), visits[:n]) for n in (1, 3)], Bank())
+    ends = [float(w["point.w"]) for w, _ in got[Bank()]]
+    assert ends == exactly([3000 + 0.25 + 400 + 30, 5000 + 0.5 + 1e6 + 900 + 50])
+    assert [n for _, n in got[Bank()]] == [3, 8]
 
 
 def test_a_state_says_what_it_carries() -> None:

@@ -128,6 +128,20 @@ def test_a_batch_that_cannot_train_is_heard_of_by_all_its_runs() -> None:
     assert all("out of luck" in str(e) and isinstance(e.__cause__, ValueError) for e in heard)
 
 
+def test_a_run_that_outlives_a_failed_batch_trains_on() -> None:
+    site, system = digits().site, FedAvg(Uniform(count=4), RECIPE)
+
+    def persists(shared):
+        fed = sharing(shared, 1, site)
+        run(system, fed, 1)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            run(system, fed, 1)
+        return run(system, fed, 1).weights
+
+    a, b = side_by_side(Fragile(), [persists, persists])
+    assert alike(a, b)
+
+
 def test_nobody_trains_before_all_are_here() -> None:
     """Two runs of three have come: nothing trains. The third leaves: now it does."""
     together, batches = Together(Engine(LANES), 3), []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -102,7 +102,7 @@ def fit(
     """
     if rounds < 0:
         raise ValueError(f"rounds = {rounds} is not at least 0")
-    driven: Any = fed
+    driven = cast(Driven, fed)
     failed = Failures()
     algorithm.check(view := Run(fed, layers=(*layers, failed)))
     store = Checkpoints(folder) if folder is not None else None
