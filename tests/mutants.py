@@ -76,7 +76,7 @@ MUTANTS = [
     m("server moments start at zero", "methods/server.py", "t + self.tau**2", "t", "tests/methods/test_server.py"),
     m("IDA weighs by distance", "methods/ida.py", "[1 / max(d, least) for d in distance]", "[max(d, least) for d in distance]", "tests/methods/test_ida.py"),
     # --- engines
-    m("a masked step is a step (SGD)", "engine/optimizers.py", "rate = torch.where(active, rate, torch.zeros_like(rate))", "rate = rate", ENGINES + " " + FAILURES + " tests/engine"),
+    m("a masked step is a step (SGD)", "engine/optimizers.py", "t.sub_(torch.where(beside(active, t), beside(rate, t) * d, torch.zeros_like(t)))", "t.sub_(beside(rate, t) * d)", ENGINES),
     m("momentum of an idle lane moves", "engine/optimizers.py", "v.copy_(torch.where(on, beside(o.momentum, t) * v + d, v))", "v.copy_(beside(o.momentum, t) * v + d)", "tests/engine"),
     m("Adam's count is shared by lanes", "engine/optimizers.py", "count.add_(active.to(count.dtype))", "count.add_(1)", "tests/engine"),
     m("Adam's moments of an idle lane move", "engine/optimizers.py", "m.copy_(torch.where(on, beside(o.beta1, p) * m + (1 - beside(o.beta1, p)) * d, m))", "m.copy_(beside(o.beta1, p) * m + (1 - beside(o.beta1, p)) * d)", "tests/engine"),
@@ -91,7 +91,7 @@ MUTANTS = [
     m("bits depend on the slot", "engine/lanes.py", "w, context = {n: t[slots] for n, t in self.w.items()}", "w, context = {n: t[slots] * (1 + 1e-6 * slots[0]) for n, t in self.w.items()}", SYSTEMS + " tests/engine"),
     m("optimizer state is kept across visits", "engine/lanes.py", "put(lane, torch.stack([s.get(part, fresh) for s in states]))", "pass", ENGINES),
     m("an idle lane looks at row 0", "engine/lanes.py", "self.column < count[:, None]", "self.column < count[:, None].clamp(min=1)", ENGINES),
-    m("a long visit repeats its first epochs", "engine/lanes.py", "laid = batches(self.keys[slots], size, batch, total, first, epochs, self.kind.rows)", "laid = batches(self.keys[slots], size, batch, total, 0, epochs, self.kind.rows)", "tests/engine"),
+    m("a long visit repeats its first epochs", "engine/lanes.py", "laid = batches(self.keys[slots], size, batch, total, first, epochs, self.shape)", "laid = batches(self.keys[slots], size, batch, total, 0, epochs, self.shape)", "tests/engine"),
     m("a partial batch is dropped", "engine/batches.py", "per_epoch = (sizes + batch - 1) // batch  # a last partial batch is not dropped\n", "per_epoch = (sizes // batch).clamp(min=1)\n", "tests/engine"),
     m("every epoch has the same order", "engine/batches.py", "child(child(keys, SHUFFLE)[:, None], epochs)", "child(child(keys, SHUFFLE)[:, None], 0 * epochs)", "tests/engine"),
     m("local steps are ignored", "engine/batches.py", "torch.where(steps > 0, steps, epochs", "torch.where(steps > 1e9, steps, epochs", ENGINES),

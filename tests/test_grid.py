@@ -19,7 +19,7 @@ from fedrelay.seam.recipe import SGD, Adam, Cosine, Recipe
 from fedrelay.seam.rules import Rule
 from fedrelay.seam.values import value
 from fedrelay.testing import contract
-from fedrelay.testing.world import LANES, LOOP, world
+from fedrelay.testing.world import HIDDEN, LANES, LOOP, world
 
 from .tracer.systems import EWC, Elastic, Evolve, FedSeq, FedSeqInter, HFedMS, Regulate, Semantic, SplitLearning, TwoStage, Warmup
 
@@ -49,7 +49,7 @@ ALGORITHMS = {
     "Warmup": lambda method: Warmup(SOME, RECIPE, method),
     "FedSeq": lambda method: FedSeq(recipe=RECIPE, method=method),
     "FedSeqInter": lambda method: FedSeqInter(FedSeq(recipe=RECIPE, method=method)),
-    "HFedMS": lambda method: HFedMS(store=Semantic(width=8), recipe=RECIPE, method=method),
+    "HFedMS": lambda method: HFedMS(store=Semantic(width=HIDDEN), recipe=RECIPE, method=method),
     "2LS": lambda method: TwoStage(CLUSTERS, recipe=RECIPE, method=method),
     "split learning": lambda method: SplitLearning(replace(RECIPE, cut="classifier"), method),
     "Evolve(FedAvg)": lambda method: Evolve(FedAvg(SOME, RECIPE, method)),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from fedrelay.engine import linear
+from fedrelay.engine import lanes, linear
 from fedrelay.engine.engine import Engine, Pick
 from fedrelay.engine.examples import Examples
 from fedrelay.engine.visits import Site
@@ -131,6 +131,20 @@ class RememberedEnds(Rule):
         return End(mixed, memory={**see.memory, "times": seen + 1, **last})
 
 
+@value
+class KeptReceived(Rule):
+    """Keeps on the client what it was handed: a tensor of its own context, as it is."""
+
+    def memory(self, w: Any) -> Any:
+        return zeros(w)
+
+    def begin(self, see: ClientView) -> Any:
+        return dict(see.received.items())
+
+    def end(self, params: Any, see: ClientView, context: Any) -> End:
+        return End({n: p + 0.1 * see.memory[n] for n, p in params.items()}, memory=context)
+
+
 # --- models: a chain of linear layers (the written-out step), a small convolution, a module with a forward of its own
 
 
@@ -177,6 +191,7 @@ class Case:
     width: int
     stride: int
     block: int
+    leg: int = lanes.LEG
 
 
 MODELS = ("linear", "convolution", "by hand")
@@ -197,6 +212,7 @@ RULES: tuple[tuple[Rule, ...], ...] = (
     (GradientVariate(), PulledBack(), RememberedEnds()),
     (ControlVariate(), PulledBack()),
     (MirroredRows(), Dynamic(), PulledBack()),
+    (KeptReceived(), Proximal()),
 )
 
 
@@ -257,8 +273,9 @@ def cases(draw: Any, stable: bool = False) -> Case:
         ring, order = order[:n], order[n:]
         ring = ring * draw(st.sampled_from([1, 1, 2]))  # twice round, with what a client keeps in between
         chains.append(tuple((c, draw(recipes(draw(st.sampled_from(some)), stable))) for c in ring))
-    width, stride = draw(st.integers(2, 7)), draw(st.sampled_from([1, 3, 7]))
-    return Case(draw(st.sampled_from(MODELS)), sizes, tuple(chains), width, stride, draw(st.sampled_from([1, 2, 16])))
+    width, stride, block = draw(st.integers(2, 7)), draw(st.sampled_from([1, 3, 7])), draw(st.sampled_from([1, 2, 16]))
+    leg = draw(st.sampled_from([lanes.LEG, lanes.LEG, 1, 40]))  # short ones lay a visit out epoch by epoch
+    return Case(draw(st.sampled_from(MODELS)), sizes, tuple(chains), width, stride, block, leg)
 
 
 FOLDS = (Bank(), Mean(), Mean("count", at="visits"))
@@ -285,7 +302,9 @@ def train(case: Case, pick: Pick, dtype: torch.dtype, shake: bool = False) -> tu
     start = shaken(w) if shake else w
     chains = [Chain(start, tuple(Visit(k, (r,)) for k, r in visits), {"c": c}) for visits in case.chains]
     one_scope = len({r.scope for visits in case.chains for _, r in visits}) == 1  # means refuse to mix scopes
-    got = Run(fed).train(chains, *FOLDS[: 3 if one_scope else 1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lanes, "LEG", case.leg)
+        got = Run(fed).train(chains, *FOLDS[: 3 if one_scope else 1])
     if pick.engine == "lanes":
         assert fed.engine._lanes, "nothing trained in lanes"
         assert not any(fed.engine._cannot.values()), "this kind was not vectorised"
@@ -456,7 +475,7 @@ def test_a_client_without_examples_hands_on_what_it_received() -> None:
     assert max(apart(ends[1][Mean()], a).values()) < 1e-6  # nobody counts for nothing
 
 
-@pytest.mark.parametrize("rules", [(), (Dynamic(),), (RememberedEnds(), PulledBack())], ids=["", "FedDyn", "two rules"])
+@pytest.mark.parametrize("rules", [(), (Dynamic(),), (RememberedEnds(), PulledBack()), (KeptReceived(),)], ids=len)
 def test_lanes_that_all_end_at_once(rules: tuple[Rule, ...]) -> None:
     """Four lanes of equal work, three times over: nobody waits for a neighbour. Weights, memories and losses."""
     ends, g = [], torch.Generator().manual_seed(5)
@@ -464,12 +483,27 @@ def test_lanes_that_all_end_at_once(rules: tuple[Rule, ...]) -> None:
     ys = [torch.randint(CLASSES, (5,), generator=g) for _ in xs]
     for pick in (LOOP, Pick("lanes", 4)):
         fed = Simulation(Site(network("linear", torch.float64), Examples.of_lists(xs, ys)), Engine(pick))
-        chains = [Chain(fed.initial(), (Visit(c, (Recipe(0.1 + c / 50, 2, epochs=2, rules=rules),)),)) for c in range(12)]
+        starts = [{n: t * (1 + c / 10) for n, t in fed.initial().items()} for c in range(12)]
+        some = [Recipe(0.1 + c / 50, 2, epochs=2, rules=rules) for c in range(12)]
+        chains = [Chain(w, (Visit(c, (r,)),)) for c, (w, r) in enumerate(zip(starts, some, strict=True))]
         ends.append((Run(fed).train(chains, Bank()), fed))
     (a, loop), (b, lanes) = ends
     assert max(max(apart(x, y).values()) for (x, _), (y, _) in zip(b[Bank()], a[Bank()], strict=True)) < 1e-10
     assert b.receipts.loss == pytest.approx(a.receipts.loss, rel=1e-12)
     assert all(torch.allclose(m, n, rtol=1e-10, atol=1e-12) for m, n in zip(kept(lanes), kept(loop), strict=True))
+
+
+@pytest.mark.parametrize("leg", [1, 12, 40])
+@pytest.mark.parametrize("width", [2, 3])
+@pytest.mark.parametrize("stride", [1, 4])
+def test_a_long_visit_is_laid_out_in_legs(leg: int, width: int, stride: int) -> None:
+    """Two to six epochs of one to nine rows, an epoch or a few at a time: lanes end their legs together and apart."""
+    sizes, epochs = (1, 1, 2, 9, 4, 3, 1, 6), (3, 2, 6, 2, 5, 3, 4, 4)
+    chains = tuple(((c, Recipe(0.1, 2, epochs=n, rows=3)),) for c, n in enumerate(epochs))
+    case = Case("linear", sizes, chains, width, stride, 2, leg)
+    (a, _), (b, _) = train(case, Pick("lanes", width), torch.float64), train(case, LOOP, torch.float64)
+    assert a.receipts.steps.tolist() == [n * -(-size // 2) for size, n in zip(sizes, epochs, strict=True)]
+    assert max(max(apart(x, y).values()) for x, y in zip(models(a), models(b), strict=True)) < 1e-10
 
 
 @pytest.mark.parametrize("state", ["travels", "stays"])

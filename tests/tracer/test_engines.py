@@ -167,6 +167,21 @@ def test_a_classifier_trains_on_its_own_chain_s_extractor(order: tuple[int, ...]
     assert max(gap(a, b) for a, b in zip(*ends, strict=True)) < EXACT
 
 
+@pytest.mark.parametrize("pick", [LOOP, LANES], ids=["loop", "lanes"])
+@pytest.mark.parametrize("scopes", [(None, ("classifier",)), (("classifier",), None), (("extractor",), ("classifier",))])
+def test_a_mean_holds_whatever_a_chain_trained(scopes, pick) -> None:
+    """Two visits of different scope: what either trained is merged, and nothing else."""
+    fed = digits(pick)
+    chains = [
+        Chain(fed.initial(), tuple(Visit(k + i, (Recipe(0.1, 16, scope=s),)) for i, s in enumerate(scopes))) for k in (2, 8)
+    ]
+    got = Run(fed).train(chains, Mean("count"), Bank())
+    (a, _), (b, _) = got[Bank()]
+    assert got[Mean("count")].keys() == fed.initial().keys()
+    assert gap(got[Mean("count")], {n: (a[n] + b[n]) / 2 for n in a}) < 1e-6
+    assert all(not torch.equal(a[n], t) for n, t in fed.initial().items())
+
+
 def test_chains_of_one_plan_start_from_different_extractors() -> None:
     """The classifier alone trains, on three extractors at once: lanes share one extractor only where it is the same."""
     recipe, ends = Recipe(0.1, 16, scope=("classifier",)), []

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrelay.engine import optimizers
+from fedrelay.engine import linear, optimizers
 from fedrelay.engine.batches import batches, row_keys, total_steps
 from fedrelay.engine.boundary import Prepared, begin, commit, end, prepares
 from fedrelay.engine.steps import Step
@@ -46,7 +46,7 @@ class Lanes:
         start = first.trip.weights
         one = start[self.scope[0]]
         self.device, self.dtype = one.device, one.dtype
-        self.w = {n: start[n].new_zeros((width, *start[n].shape)) for n in self.scope}
+        self.w = {n: linear.aligned(start[n], width) for n in self.scope}
         used = [n for n in first.recipe.numbers if n == "learning_rate" or "." in n]
         self.table = torch.zeros((len(used), width), dtype=self.dtype, device=self.device)
         self.numbers = dict(zip(used, self.table, strict=True))
@@ -56,12 +56,13 @@ class Lanes:
         self.prepared: list[Prepared | None] = [None] * width
         self.left, self.epoch, self.epochs = (np.zeros(width, np.int64) for _ in range(3))
         self.base = torch.arange(width, device=self.device)
-        self.column = torch.arange(kind.rows, device=self.device)
+        self.shape = -(-kind.rows // 4) * 4  # products take another way where rows do not fill a vector
+        self.column = torch.arange(self.shape, device=self.device)
         self.state = torch.ones((7, width), dtype=torch.int64, device=self.device)
         self.sizes, self.batch, self.total, self.keys, self.done, self.seen, self.at = self.state
         self.at.zero_()
         self.loss = torch.zeros(width, dtype=self.dtype, device=self.device)
-        self.rows = torch.zeros((width, 1, kind.rows), dtype=torch.int64, device=self.device)
+        self.rows = torch.zeros((width, 1, self.shape), dtype=torch.int64, device=self.device)
         self.counts = torch.zeros((width, 1), dtype=torch.int64, device=self.device)
         self.buffer: Tensor | None = None
         self.opt: Any = None
@@ -148,16 +149,17 @@ class Lanes:
             for g in (range(self.width) if lanes is None else lanes)
             if self.on[g] and self.left[g] == 0 and self.epoch[g] < self.epochs[g]
         ]
-        for first in sorted({int(self.epoch[g]) for g in lanes}):
-            some = [g for g in lanes if self.epoch[g] == first]
+        at = {g: int(self.epoch[g]) for g in lanes}  # as it was: a lane laid out here is not laid out again with the next ones
+        for first in sorted(set(at.values())):
+            some = [g for g in lanes if at[g] == first]
             slots = torch.tensor(some, device=self.device)
             size, batch, total = self.sizes[slots], self.batch[slots], self.total[slots]
             per_epoch = (size + batch - 1) // batch
-            epochs = int(max(1, min(LEG // (int(per_epoch.max()) * self.kind.rows), (self.epochs[some] - first).max())))
-            laid = batches(self.keys[slots], size, batch, total, first, epochs, self.kind.rows)
+            epochs = int(max(1, min(LEG // (int(per_epoch.max()) * self.shape), (self.epochs[some] - first).max())))
+            laid = batches(self.keys[slots], size, batch, total, first, epochs, self.shape)
             steps = laid.rows.shape[1]
             if steps >= self.rows.shape[1]:
-                grown = self.rows.new_zeros((self.width, steps + 1, self.kind.rows))
+                grown = self.rows.new_zeros((self.width, steps + 1, self.shape))
                 counts = self.counts.new_zeros((self.width, steps + 1))
                 grown[:, : self.rows.shape[1]], counts[:, : self.counts.shape[1]] = self.rows, self.counts
                 self.rows, self.counts = grown, counts
@@ -202,11 +204,11 @@ class Lanes:
     def advance(self) -> None:
         """One step of every lane that has one left."""
         lane = self.base * self.rows.shape[1] + self.at
-        rows = self.rows.view(-1, self.kind.rows).index_select(0, lane).view(-1)
+        rows = self.rows.view(-1, self.shape).index_select(0, lane).view(-1)
         count = self.counts.view(-1).index_select(0, lane)
         mask = self.column < count[:, None]
-        x = self._inputs(rows).unflatten(0, (self.width, self.kind.rows))
-        y = self.pool_y.index_select(0, rows).unflatten(0, (self.width, self.kind.rows))
+        x = self._inputs(rows).unflatten(0, (self.width, self.shape))
+        y = self.pool_y.index_select(0, rows).unflatten(0, (self.width, self.shape))
         self.loss += self.step(self.w, self.opt, self.numbers, x, y, mask, self.context, self.done, self.total)
         self.seen += count
         went = (count > 0).long()
@@ -220,7 +222,7 @@ class Lanes:
             if self.buffer is None:  # reused: fresh pages cost more than the copy
                 self.buffer = self.pool_x.new_empty((len(rows), *self.pool_x.shape[1:]))
             return torch.index_select(self.pool_x, 0, rows, out=self.buffer)
-        keys = row_keys(self.keys, self.done, self.kind.rows).view(-1) if self.site.data.augments else None
+        keys = row_keys(self.keys, self.done, self.shape).view(-1) if self.site.data.augments else None
         return self.site.data.inputs(self.pool_x.index_select(0, rows), keys)
 
     def try_end(self) -> None:

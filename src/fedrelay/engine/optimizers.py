@@ -47,7 +47,6 @@ def step(optimizer: Optimizer, w: Stacked, g: Mapping[str, Tensor], s: dict[str,
 
 
 def _sgd(o: SGD, w: Stacked, g: Mapping[str, Tensor], s: dict[str, Stacked], rate: Tensor, active: Tensor) -> None:
-    rate = torch.where(active, rate, torch.zeros_like(rate))
     decays = isinstance(o.decay, Tensor)
     for n, t in w.items():
         d = g[n] + beside(o.decay, t) * t if decays else g[n]

@@ -15,7 +15,7 @@ from fedrelay.models.model import Model
 from fedrelay.simulation.simulation import Simulation
 
 SIZES = (1, 7, 30, 12, 5, 18, 9, 25, 3, 16, 11, 21)
-FEATURES, CLASSES, WIDTH = 12, 4, 3
+FEATURES, HIDDEN, CLASSES, WIDTH = 11, 5, 4, 3  # sizes that fill no vector, on purpose
 LANES, LOOP = Pick("lanes", WIDTH), Pick("loop", 1)
 
 
@@ -47,6 +47,6 @@ def world(
     """A federation of this world; lanes look at their boundaries every second step, so that some idle inside a visit."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(1)
-        layers = {"extractor": nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh()), "classifier": nn.Linear(8, CLASSES)}
+        layers = {"extractor": nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh()), "classifier": nn.Linear(HIDDEN, CLASSES)}
     model = Model({name: segment.to(dtype) for name, segment in layers.items()})
     return kind(Site(model, examples(sizes, dtype, broken), block=2), Engine(pick, stride), seed, **options)
