@@ -152,22 +152,22 @@ class Lanes:
         at = {g: int(self.epoch[g]) for g in lanes}  # as it was: a lane laid out here is not laid out again with the next ones
         for first in sorted(set(at.values())):
             some = [g for g in lanes if at[g] == first]
-            slots = torch.tensor(some, device=self.device)
-            size, batch, total = self.sizes[slots], self.batch[slots], self.total[slots]
+            which: Any = slice(None) if len(some) == self.width else torch.tensor(some, device=self.device)
+            size, batch, total = self.sizes[which], self.batch[which], self.total[which]
             per_epoch = (size + batch - 1) // batch
             epochs = int(max(1, min(LEG // (int(per_epoch.max()) * self.shape), (self.epochs[some] - first).max())))
-            laid = batches(self.keys[slots], size, batch, total, first, epochs, self.shape)
+            laid = batches(self.keys[which], size, batch, total, first, epochs, self.shape)
             steps = laid.rows.shape[1]
             if steps >= self.rows.shape[1]:
                 grown = self.rows.new_zeros((self.width, steps + 1, self.shape))
                 counts = self.counts.new_zeros((self.width, steps + 1))
                 grown[:, : self.rows.shape[1]], counts[:, : self.counts.shape[1]] = self.rows, self.counts
                 self.rows, self.counts = grown, counts
-            self.rows[slots, :steps] = self._pool_rows(some, laid.rows)
-            self.counts[slots] = 0
-            self.counts[slots, :steps] = laid.counts
-            self.rows[slots, steps:] = self.rows[slots, :1]  # an idle lane looks at a row of its own
-            self.at[slots] = 0
+            self.rows[which, :steps] = self._pool_rows(some, laid.rows)
+            self.counts[which, :steps] = laid.counts
+            self.counts[which, steps:] = 0
+            self.rows[which, steps:] = self.rows[which, :1]  # an idle lane looks at a row of its own
+            self.at[which] = 0
             self.left[some] = (laid.counts > 0).sum(1).numpy(force=True)
             self.epoch[some] = first + epochs
 
