@@ -91,7 +91,7 @@ MUTANTS = [
     m("bits depend on the slot", "engine/lanes.py", "w, context = {n: t[slots] for n, t in self.w.items()}", "w, context = {n: t[slots] * (1 + 1e-6 * slots[0]) for n, t in self.w.items()}", SYSTEMS + " tests/engine"),
     m("optimizer state is kept across visits", "engine/lanes.py", "put(lane, torch.stack([s.get(part, fresh) for s in states]))", "pass", ENGINES),
     m("an idle lane looks at row 0", "engine/lanes.py", "self.column < count[:, None]", "self.column < count[:, None].clamp(min=1)", ENGINES),
-    m("a long visit repeats its first epochs", "engine/lanes.py", "laid = batches(self.keys[slots], size, batch, total, first, epochs, self.shape)", "laid = batches(self.keys[slots], size, batch, total, 0, epochs, self.shape)", "tests/engine"),
+    m("a long visit repeats its first epochs", "engine/lanes.py", "laid = batches(self.keys[which], size, batch, total, first, epochs, self.shape)", "laid = batches(self.keys[which], size, batch, total, 0, epochs, self.shape)", "tests/engine"),
     m("a partial batch is dropped", "engine/batches.py", "per_epoch = (sizes + batch - 1) // batch  # a last partial batch is not dropped\n", "per_epoch = (sizes // batch).clamp(min=1)\n", "tests/engine"),
     m("every epoch has the same order", "engine/batches.py", "child(child(keys, SHUFFLE)[:, None], epochs)", "child(child(keys, SHUFFLE)[:, None], 0 * epochs)", "tests/engine"),
     m("local steps are ignored", "engine/batches.py", "torch.where(steps > 0, steps, epochs", "torch.where(steps > 1e9, steps, epochs", ENGINES),

@@ -155,13 +155,13 @@ def test_lanes_are_no_wider_than_there_is_work(watch, cache):
 
 
 def test_lanes_take_no_more_memory_than_they_may(watch, cache, monkeypatch):
-    """Eight copies of 140 floats: 4480 bytes a lane; 26 lanes fit into 120 kB, of which 8, 16 and 25 are candidates."""
+    """Eight copies of 84 floats: 2688 bytes a lane; 26 lanes fit into 72 kB, of which 8, 16 and 25 are candidates."""
     algorithm, sizes = FedAvg(Uniform(count=60), RECIPE), (5,) * 60
     run(cache, algorithm, sizes=sizes)
     assert widths(watch) == list(auto.WIDTHS)
     watch.asked.clear()
     cache.unlink()
-    monkeypatch.setattr(auto, "MEMORY", 120_000)
+    monkeypatch.setattr(auto, "MEMORY", 72_000)
     run(cache, algorithm, sizes=sizes)
     assert widths(watch) == [8, 16, 25]
 

@@ -241,16 +241,16 @@ def test_totals_of_a_plan_by_hand():
     """Clients 3, 4 (12 and 5 examples, one of which is lost) and 1 (7, whose rows are NaN), batches of 8, two epochs.
 
     Steps: client 3: 2 per epoch, 4; client 1: 1 per epoch, 2; client 4: none.
-    The model has 12 x 8 + 8 + 8 x 4 + 4 = 140 floats of 4 bytes, 560 down for each and 560 up from whom there was something.
+    The model has 11 x 5 + 5 + 5 x 4 + 4 = 84 floats of 4 bytes, 336 down for each and 336 up from whom there was something.
     """
     fed = world(broken=(1,))
     recipe = Recipe(batch_size=8, epochs=2)
     visits = [Visit(3, (recipe,)), Visit(4, (recipe,), lost="asleep"), Visit(1, (recipe,))]
     [landing] = [Run(fed).train([Chain(fed.initial(), (v,)) for v in visits], Mean())]
-    expected = {"visits": 3, "failed": 2, "examples": 24, "steps": 6, "down": 3 * 560, "up": 560, "cut": 0}
+    expected = {"visits": 3, "failed": 2, "examples": 24, "steps": 6, "down": 3 * 336, "up": 336, "cut": 0}
     assert {k: v for k, v in fed.ledger.totals.items() if not k.startswith("wire")} == expected
-    assert fed.ledger.totals["wire down"] == landing.receipts.traffic["wire down"].sum() > 3 * 560
-    assert fed.ledger.totals["wire up"] == landing.receipts.traffic["wire up"].sum() > 560
+    assert fed.ledger.totals["wire down"] == landing.receipts.traffic["wire down"].sum() > 3 * 336
+    assert fed.ledger.totals["wire up"] == landing.receipts.traffic["wire up"].sum() > 336
     assert landing.receipts.reasons == {1: "asleep", 2: "not finite"}
 
 
@@ -259,13 +259,13 @@ def test_SCAFFOLD_sends_twice_as_much():
     FedAvg(Uniform(count=4), RECIPE).fit(plain, 2)
     FedAvg(Uniform(count=4), RECIPE, SCAFFOLD()).fit(scaffold, 2)
     for way in ("down", "up"):
-        assert scaffold.ledger.totals[way] == 2 * plain.ledger.totals[way] == 2 * 8 * 560
+        assert scaffold.ledger.totals[way] == 2 * plain.ledger.totals[way] == 2 * 8 * 336
 
 
 def test_a_part_of_the_model_costs_a_part():
     fed = world()
     FedAvg(Uniform(count=4), Recipe(batch_size=8, scope=("classifier",))).fit(fed, 1)
-    assert fed.ledger.totals["up"] == 4 * (8 * 4 + 4) * 4
+    assert fed.ledger.totals["up"] == 4 * (5 * 4 + 4) * 4
     assert fed.ledger.disclosed == {"weights of classifier": 4}
 
 
