@@ -98,7 +98,7 @@ MUTANTS = [
     m("groups mix untrained leaves", "engine/engine.py", "id(recipe.kind), () if whole else self.frozen(b, w))", "id(recipe.kind))", "tests/tracer/test_engines.py"),
     m("no window: whatever ends waits", "engine/engine.py", "self.window = AHEAD * 32", "self.window = 10**9", "tests/tracer/test_bounds.py tests/engine"),
     m("a NaN is handed on", "engine/boundary.py", "        if good[i]:\n", "        if True:\n", FAILURES),
-    m("the ring forgets its own memory", "engine/visits.py", "return self.trip.kept.get(self.client) or self.trip.tally.memory(self.client)", "return self.trip.tally.memory(self.client)", "tests/tracer/test_engines.py"),
+    m("the ring forgets its own memory", "engine/visits.py", "return self.trip.kept.get(self.client) or self.trip.tally.memory(self.client)", "return self.trip.tally.memory(self.client)", "tests/engine/test_recipes.py"),
     m("a failed visit counts", "engine/visits.py", "        if o.reason is not None:\n            return\n", "        if o.reason is not None:\n            self.examples += n\n            self.handed += 1\n            return\n", FAILURES + " " + BY_HAND),
     m("what travels along is lost", "engine/visits.py", "self.along = {**self.along, **o.along}", "pass", "tests/tracer/test_engines.py"),
     m("alternatives: the first instead of the best", "engine/visits.py", "(done[i].reason is not None, done[i].loss)", "0", BY_HAND),

@@ -85,3 +85,24 @@ def test_a_leaf_that_a_rule_adds_trains_travels_and_merges() -> None:
     loop, lanes = (after(recipe, world(p, dtype=torch.float64), 2, WithALeaf()) for p in (LOOP, LANES))
     assert gap(lanes, loop) < 1e-10
     check_algorithm(fr.FedAvg(fr.Uniform(count=4), replace(recipe, batch_size=8), WithALeaf()))
+
+
+@fr.value
+class Counting(fr.Rule):
+    """Keeps how often it has been here."""
+
+    def memory(self, w: Any) -> Any:
+        return {"visits": torch.zeros(())}
+
+    def end(self, params: Any, see: fr.ClientView, context: Any) -> fr.End:
+        return fr.End(params, memory={"visits": see.memory["visits"] + 1})
+
+
+@pytest.mark.parametrize("pick", [LANES, LOOP], ids=["lanes", "loop"])
+def test_a_client_that_a_chain_visits_again_finds_what_it_kept_there(pick: Any) -> None:
+    """Client 3 three times, client 5 twice in one chain; then client 3 once more in the next plan: 4 and 2."""
+    fed = world(pick)
+    recipe = fr.Recipe(batch_size=8, rules=(Counting(),))
+    for clients in ([3, 5, 3, 5, 3], [3]):
+        fr.Run(fed).train([fr.chain(fed.initial(), clients, recipe)], fr.Mean())
+    assert {c: float(kept["Counting"]["visits"]) for c, kept in fed.memories.clients().items()} == {3: 4.0, 5: 2.0}

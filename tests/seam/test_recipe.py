@@ -222,6 +222,10 @@ NONSENSE = {
     "endless epochs": ({"epochs": math.inf}, "epochs inf and steps 0 must be whole numbers of at least 0"),
     "unknown epochs": ({"epochs": math.nan}, "epochs nan and steps 0 must be whole numbers of at least 0"),
     "half a step": ({"steps": 1.5}, "epochs 1 and steps 1.5 must be whole numbers of at least 0"),
+    "Nesterov without momentum": (
+        {"optimizer": SGD(nesterov=True)},
+        "SGD(nesterov=True) needs a momentum: set one, or leave nesterov off",
+    ),
     "an unknown state": (
         {"optimizer_state": "flies"},
         "optimizer_state = 'flies' is none of 'fresh', 'travels', 'stays'",

@@ -22,9 +22,11 @@ from typing import Any
 import torch
 
 from fedrelay.engine.engine import Pick, untrained
+from fedrelay.engine.examples import Examples
 from fedrelay.engine.lanes import Lanes, cannot
 from fedrelay.engine.loop import Visiting
 from fedrelay.engine.visits import Boarding, Site
+from fedrelay.models.model import Model
 from fedrelay.seam.codec import Store, encode
 from fedrelay.seam.recipe import Recipe
 
@@ -85,10 +87,10 @@ class Auto:
     ) -> None:
         self.precision, self.cache, self.told = precision, cache or default_cache(), told
         self.picks: dict[str, Pick] = {}
-        self._known: dict[tuple[int, int, int], Pick] = {}
+        self._known: dict[tuple[Model, Examples, int], Pick] = {}
 
     def __call__(self, site: Site, kind: Recipe, queue: Sequence[Boarding]) -> Pick:
-        here = (id(site.model), id(site.data), id(kind))
+        here = (site.model, site.data, id(kind))  # held, so that no other model gets its id
         if here not in self._known:
             text = identity(site, kind, self.precision)
             key = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

@@ -15,9 +15,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedrelay.engine.cut import CutVisiting
+from fedrelay.engine.examples import Examples
 from fedrelay.engine.lanes import Lanes, cannot
 from fedrelay.engine.loop import Loop
 from fedrelay.engine.visits import Boarding, Site, Tally
+from fedrelay.models.model import Model
 from fedrelay.seam.folds import Slice
 from fedrelay.seam.recipe import Recipe
 from fedrelay.seam.values import value
@@ -66,7 +68,7 @@ class Engine:
     def __init__(self, picker: Picker | Pick | None = None, stride: int = 1, keep: int = 4) -> None:
         self.picker: Picker = Always(picker or Pick()) if isinstance(picker, Pick | None) else picker
         self.stride, self.keep = stride, keep
-        self._cannot: dict[tuple[int, int, int], str | None] = {}
+        self._cannot: dict[tuple[Model, Examples, int], str | None] = {}
         self._lanes: OrderedDict[Any, Lanes] = OrderedDict()
 
     def picks(self) -> Mapping[str, Pick]:
@@ -86,7 +88,7 @@ class Engine:
         """How this group trains. What was to train in lanes and cannot trains in the loop, with one line that says why."""
         pick = self.picker(site, kind, queue)
         if pick.engine == "lanes":
-            here = (id(site.model), id(site.data), id(kind))
+            here = (site.model, site.data, id(kind))
             if here not in self._cannot:
                 self._cannot[here] = cannot(site, kind, untrained(site, kind, queue[0]), queue[0])
                 if why := self._cannot[here]:

@@ -208,6 +208,8 @@ class Recipe:
             raise ValueError(f"epochs {self.epochs:g} and steps {self.steps:g} must be whole numbers of at least 0")
         if self.optimizer_state not in ("fresh", "travels", "stays"):
             raise ValueError(f"optimizer_state = {self.optimizer_state!r} is none of 'fresh', 'travels', 'stays'")
+        if isinstance(self.optimizer, SGD) and self.optimizer.nesterov and not self.optimizer.momentum:
+            raise ValueError("SGD(nesterov=True) needs a momentum: set one, or leave nesterov off")
         for r in self.rules:
             r.check(self)
         return self
