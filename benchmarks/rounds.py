@@ -47,7 +47,7 @@ PRODUCT = {
     "W2": ["auto", "lanes 25", "lanes 50", "loop, 2 threads"],
     "W1": ["auto", "auto, bf16", *(n for n in PICKS if n.startswith("loop"))],
 }
-ROUNDS, WARMUP = {"W2": 30, "W1": 5}, {"W2": 2, "W1": 1}
+ROUNDS, WARMUP, TOGETHER = {"W2": 30, "W1": 5}, {"W2": 2, "W1": 1}, {"W2": 4, "W1": 1}
 REFERENCES = {"W2": [[f"sgd, {THREAD}"], [f"best, {PROCESSES}"]], "W1": [[f"sgd, {THREADS}", f"sgd, {PROCESSES}"]]}
 """What the product is compared with; of several the faster."""
 
@@ -131,7 +131,7 @@ def compare(workload: Workload, rounds: int = 0, only: Sequence[str] = ()) -> Re
         written = workload.written(Path(folder))
         chosen = variants(written, folder)
         chosen = select(chosen, only) if only else chosen
-        measured = measure(chosen, rounds or ROUNDS[workload.name], WARMUP[workload.name])
+        measured = measure(chosen, rounds or ROUNDS[workload.name], WARMUP[workload.name], TOGETHER[workload.name])
         return Result(workload, measured, {v.name: v.threads for v in chosen})
 
 
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=sorted(WORKLOADS))
-    parser.add_argument("--rounds", type=int, default=0, help=f"measured rounds of each variant {ROUNDS}")
+    parser.add_argument("--rounds", type=int, default=0, help=f"measured turns of each variant {ROUNDS}, of {TOGETHER} rounds")
     parser.add_argument("--cohort", type=int, default=100, help="clients a round")
     parser.add_argument("--only", action="append", default=[], help="a variant's name, or how it begins; may be repeated")
     parser.add_argument("--list", action="store_true", help="name the variants and measure nothing")

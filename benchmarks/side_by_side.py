@@ -1,6 +1,7 @@
-"""Variants measured side by side: each in a process of its own, one round after another in turn (A B C A B C ...).
+"""Variants measured side by side: each in a process of its own, a few rounds after another in turn (AA BB CC AA BB ...).
 
-All get the same processors one after another, so whatever else happens on the machine happens to all of them.
+All get the same processors one after another, so whatever else happens on the machine happens to all of them. A turn of several
+rounds is what a user's run looks like: its first round finds the caches as the variant before left them.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Measured:
         return min(names, key=lambda n: self.spread(n).median)
 
 
-def measure(variants: Sequence[Variant], rounds: int, warmup: int = 2) -> Measured:
-    """Seconds a round, after ``warmup`` rounds that are not counted."""
+def measure(variants: Sequence[Variant], turns: int, warmup: int = 2, together: int = 1) -> Measured:
+    """Seconds a round, the mean of the ``together`` rounds of a turn, after ``warmup`` turns that are not counted."""
     seconds: dict[str, list[float]] = {v.name: [] for v in variants}
     notes: dict[str, Any] = {}
     pipes = {v.name: _start(v) for v in variants}
@@ -80,10 +81,10 @@ def measure(variants: Sequence[Variant], rounds: int, warmup: int = 2) -> Measur
         for name, pipe in pipes.items():
             _answer(name, pipe)  # ready
         with Load() as load:
-            for i in range(warmup + rounds):
+            for i in range(warmup + turns):
                 for name, pipe in pipes.items():
                     time.sleep(PAUSE)
-                    pipe.send("round")
+                    pipe.send(together)
                     spent, note = _answer(name, pipe)
                     if i >= warmup:
                         seconds[name].append(spent)
@@ -128,11 +129,11 @@ def _serve(pipe: Connection, v: Variant) -> None:
             pipe.send(traceback.format_exc())
             return
         while True:
-            pipe.recv()
+            together = pipe.recv()
             try:
                 began = time.perf_counter()
-                note = run()
-                answer: Any = (time.perf_counter() - began, note)
+                notes = [run() for _ in range(together)]
+                answer: Any = ((time.perf_counter() - began) / together, notes[-1])
             except Exception:
                 answer = traceback.format_exc()
             pipe.send(answer)
