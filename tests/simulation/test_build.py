@@ -422,3 +422,16 @@ def test_a_seed_augments_alike_and_another_one_does_not():
 def test_partitioners_of_one_class_leave_clients_with_one_class():
     fed = simulate("digits", OneClassPartitioner(num_partitions=20), engine="loop")
     assert all(len(fed.site.data.of(c)[1].unique()) == 1 for c in range(20))
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (torch.nn.Linear(5, 3), r"the model does not take rows of shape \(3,\): mat1 and mat2 shapes cannot be multiplied"),
+        (torch.nn.Linear(3, 2), r"the data have 3 classes, but for a row the model returns \(2,\)"),
+    ],
+)
+def test_a_model_that_the_data_do_not_fit_is_refused_before_anything_trains(model, sentence):
+    data = Dataset.of(np.zeros((9, 3), np.float32), np.arange(9) % 3)
+    with pytest.raises(ValueError, match=sentence):
+        simulate(data, IidPartitioner(num_partitions=3), model, engine="loop")

@@ -20,7 +20,7 @@ from fedrelay.engine.engine import Engine
 from fedrelay.engine.examples import Examples, Part
 from fedrelay.engine.visits import Site
 from fedrelay.models.build import build
-from fedrelay.models.model import Model, Network
+from fedrelay.models.model import Model, Network, cross_entropy
 from fedrelay.simulation.simulation import Clock, Simulation
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def simulate(
     dealt = deal(dataset, partition, data_seed)
     built = on(build(fitted(model, dataset), seed), device)
     examples = resident(dataset, dealt, device, augment, held_out, data_seed)
+    takes_rows(built, examples)
     size = sum(t.nbytes for t in built.initial().values())
     site = Site(built, examples, block=max(1, min(MOST_BLOCK, BLOCK_BYTES // max(size, 1))), buffers=buffers)
     if speed is not None:
@@ -130,6 +131,19 @@ def fitted(model: Any, dataset: Dataset) -> Any:
     fits = {"image": tuple(row), "inputs": int(np.prod(row)), "classes": dataset.classes}
     own = {f: v for f, v in fits.items() if getattr(model, f, v) == getattr(type(model)(), f, v) != v}
     return replace(model, **own) if own else model
+
+
+def takes_rows(model: Model, examples: Examples) -> None:
+    """Refuse, before anything trains, a model that the data do not fit."""
+    x = examples.inputs(examples.train.x[:1])
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            made = model.forward(model.initial(), x)
+    except RuntimeError as e:
+        said = str(e).strip().splitlines()[0]
+        raise ValueError(f"the model does not take rows of shape {tuple(x.shape[1:])}: {said}") from e
+    if model.criterion is cross_entropy and (made.ndim < 2 or made.shape[1] < examples.classes):
+        raise ValueError(f"the data have {examples.classes} classes, but for a row the model returns {tuple(made.shape[1:])}")
 
 
 def on(model: Model, device: str | torch.device) -> Model:
